@@ -24,7 +24,9 @@ def _refuse_unusable_machines() -> None:
     if platform.machine() == "x86_64":
         translated = os.popen("/usr/sbin/sysctl -n sysctl.proc_translated 2>/dev/null").read().strip() == "1"
         what = "This Python runs under Rosetta (x86_64)" if translated else "This is an Intel Mac"
-        hint = "Install an arm64 Python, e.g. from python.org." if translated else "mlxlin needs Apple Silicon or Linux."
+        hint = (
+            "Install an arm64 Python, e.g. from python.org." if translated else "mlxlin needs Apple Silicon or Linux."
+        )
         raise UnsupportedError(f"{what}; MLX has no build for it.", hint)
     release = platform.mac_ver()[0]
     if release and int(release.split(".")[0]) < 14:

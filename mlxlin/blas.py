@@ -13,6 +13,7 @@ import ctypes.util
 import importlib.util
 import mmap
 import os
+import platform
 import struct
 import sys
 from collections.abc import Iterator
@@ -20,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PRODUCTS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-# ELF-64 constants (System V ABI): segment, dynamic tags, and the relocation type of a linkage-table slot by machine.
-PT_LOAD, PT_DYNAMIC = 1, 2
+# ELF-64 (System V ABI): tags of the dynamic section, and the relocation type of a linkage-table slot by machine.
 DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_JMPREL = 2, 5, 6, 23
-JUMP_SLOT = {62: 7, 183: 1026}  # x86-64, aarch64
+JUMP_SLOT = {"x86_64": 7, "aarch64": 1026}
 
 
 @dataclass(frozen=True)
@@ -91,40 +91,24 @@ def _libmlx() -> Path:
 
 
 def _slots(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and address of every linkage-table slot of a loaded ELF library."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as elf:
-        if elf[:5] != b"\x7fELF\x02":
-            raise ValueError("not a 64-bit ELF library")
-        machine, header, count = (struct.unpack_from("<H", elf, 18)[0], struct.unpack_from("<Q", elf, 32)[0],
-                                  struct.unpack_from("<H", elf, 56)[0])
-        segments = [struct.unpack_from("<IIQQQQQQ", elf, header + 56 * i) for i in range(count)]
+    """Name and address of every linkage-table slot of a loaded ELF library.
 
-        def file_offset(address: int) -> int:
-            for kind, _, offset, virtual, _, size, _, _ in segments:
-                if kind == PT_LOAD and virtual <= address < virtual + size:
-                    return int(offset + address - virtual)
-            raise ValueError("address outside of the file")
-
-        dynamic = next(s for s in segments if s[0] == PT_DYNAMIC)
-        tags = dict(struct.unpack_from("<QQ", elf, dynamic[2] + i) for i in range(0, dynamic[5], 16))
-        base = _load_address(path) - min(s[3] for s in segments if s[0] == PT_LOAD)
-        start, symbols, strings = (file_offset(tags[t]) for t in (DT_JMPREL, DT_SYMTAB, DT_STRTAB))
-        for at in range(start, start + tags[DT_PLTRELSZ], 24):
-            slot, info, _ = struct.unpack_from("<QQq", elf, at)
-            if info & 0xFFFFFFFF == JUMP_SLOT[machine]:
-                name = strings + struct.unpack_from("<I", elf, symbols + 24 * (info >> 32))[0]
-                yield elf[name : elf.find(b"\0", name)].decode(), base + slot
-
-
-def _load_address(path: Path) -> int:
-    """Where the library's first page is mapped in this process."""
-    real = os.path.realpath(path)
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        for line in maps:
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6 and fields[5].rstrip("\n") == real:
-                return int(fields[0].split("-")[0], 16)
-    raise OSError(f"{path.name} is not loaded")
+    The dynamic loader's handle is its `struct link_map { l_addr; l_name; l_ld; ... }`: the load address and the
+    dynamic section, whose tables name the slots.
+    """
+    load_address, _, dynamic = struct.unpack("<QQQ", ctypes.string_at(ctypes.CDLL(str(path))._handle, 24))
+    tags: dict[int, int] = {}
+    while (entry := struct.unpack("<QQ", ctypes.string_at(dynamic, 16)))[0] != 0:
+        tags[entry[0]], dynamic = entry[1], dynamic + 16
+    # glibc has relocated the addresses in the section, musl has not
+    jumps, symbols, strings = (
+        tags[t] if tags[t] >= load_address else tags[t] + load_address for t in (DT_JMPREL, DT_SYMTAB, DT_STRTAB)
+    )
+    for at in range(jumps, jumps + tags[DT_PLTRELSZ], 24):
+        slot, info, _ = struct.unpack("<QQq", ctypes.string_at(at, 24))
+        if info & 0xFFFFFFFF == JUMP_SLOT[platform.machine()]:
+            name = strings + struct.unpack("<I", ctypes.string_at(symbols + 24 * (info >> 32), 4))[0]
+            yield ctypes.string_at(name).decode(), load_address + slot
 
 
 def _write_pointer(address: int, value: int) -> None:
