@@ -1,0 +1,28 @@
+"""The package from outside: public names, start-up cost, the shipped files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mlxlin
+
+
+def test_every_public_name_exists() -> None:
+    for name in mlxlin.__all__:
+        assert getattr(mlxlin, name) is not None, name
+    assert not hasattr(mlxlin, "no_such_name")
+
+
+def test_public_names_survive_importing_their_modules() -> None:
+    code = "import mlxlin, importlib\n" + "\n".join(
+        f"importlib.import_module('mlxlin.{home}')" for home in sorted(set(mlxlin._HOME.values()))
+    )
+    code += "\nassert all(callable(getattr(mlxlin, n)) for n in mlxlin._HOME), "
+    code += "[n for n in mlxlin._HOME if not callable(getattr(mlxlin, n))]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, mlxlin; print([m for m in ('mlx', 'numpy', 'tokenizers', 'jinja2') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
