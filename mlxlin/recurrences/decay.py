@@ -1,0 +1,213 @@
+"""Decay inside a chunk: every factor a chunk-parallel form needs, from sums over exactly the tokens it covers.
+
+A factor exp(g_{j+1} + ... + g_t) taken as a difference of cumulative sums loses all digits behind a strong gate and is
+NaN behind g = -inf. Here each exponent is a direct sum over its own segment, or a product of two such factors that
+meet at a block border; every exponent is <= 0, so nothing overflows, and g = -inf gives an exact 0.
+
+Arrays are laid out [N, B, H, R, C, *]: chunks, batch, key heads, value heads per key head, tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import Protocol
+
+from mlxlin.backend import mx
+
+BLOCK = 16
+# exp(-128) is 0 in float32, so this floor changes no value; it keeps -inf * 0 out of the products with 0/1 matrices.
+LOWEST = -128.0
+
+
+class Reads(Enum):
+    """What a row of a token sees of the state: how much of its own token's step has happened."""
+
+    AFTER = "decay and write of its own token"
+    DECAYED = "decay of its own token, not its write"
+    BEFORE = "neither"
+
+
+class Decay(Protocol):
+    """The decay of a batch of chunks."""
+
+    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        """For each row kind x and column kind c the products x_t . c_j, decayed from j to t, 0 where t sees no j."""
+
+    def read(self, x: mx.array, reads: Reads) -> mx.array:
+        """x_t decayed from the start of the chunk: what it reads of the state carried in."""
+
+    def write(self, x: mx.array) -> mx.array:
+        """x_j decayed to the end of the chunk: what is left of its write in the state carried out."""
+
+    def carry(self, n: int, S: mx.array) -> mx.array:
+        """The state carried in, decayed through chunk n."""
+
+
+def triangle(C: int, reads: Reads) -> mx.array:
+    """[C, C] ones where token t sees the write of token j."""
+    return mx.tri(C, k=0 if reads is Reads.AFTER else -1)
+
+
+class NoDecay:
+    """Writes stay as they are."""
+
+    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        return [[(x @ c.swapaxes(-1, -2)) * triangle(x.shape[-2], reads) for c in columns] for x, reads in rows]
+
+    def read(self, x: mx.array, reads: Reads) -> mx.array:
+        return x
+
+    def write(self, x: mx.array) -> mx.array:
+        return x
+
+    def carry(self, n: int, S: mx.array) -> mx.array:
+        return S
+
+
+class HeadDecay:
+    """One decay per value head and token."""
+
+    def __init__(self, g: mx.array) -> None:
+        """g: [N, B, H, R, C], natural log."""
+        self._mask, self._start, self._end, self._whole = segments(g)
+
+    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        masks = {reads: self._seen(reads) for _, reads in rows}
+        return [[(x @ c.swapaxes(-1, -2)) * masks[reads] for c in columns] for x, reads in rows]
+
+    def read(self, x: mx.array, reads: Reads) -> mx.array:
+        start = delayed(self._start, -1) if reads is Reads.BEFORE else self._start
+        return x * start[..., None]
+
+    def write(self, x: mx.array) -> mx.array:
+        return x * self._end[..., None]
+
+    def carry(self, n: int, S: mx.array) -> mx.array:
+        return S * self._whole[n][..., None, None]
+
+    def _seen(self, reads: Reads) -> mx.array:
+        """The mask [.., C, C] for a kind of row."""
+        C = self._mask.shape[-1]
+        if reads is Reads.AFTER:
+            return self._mask
+        if reads is Reads.DECAYED:
+            return self._mask * triangle(C, reads)
+        return mx.concatenate([mx.zeros_like(self._mask[..., :1, :]), self._mask[..., :-1, :]], axis=-2)
+
+
+class ChannelDecay:
+    """One decay per value head, token and key channel.
+
+    Pairs are found by halving: tokens of the right half read those of the left half across the border between them,
+    then each half is halved again. Row and column factors both count from the border, so both exponents are <= 0.
+    """
+
+    def __init__(self, g: mx.array) -> None:
+        """g: [N, B, H, R, C, K], natural log; C a power of two."""
+        self._g = mx.maximum(g, LOWEST)
+        self._start = mx.exp(mx.cumsum(self._g, axis=-2))
+        self._end = mx.exp(mx.cumsum(self._g, axis=-2, reverse=True, inclusive=False))
+
+    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        # single tokens first: only AFTER sees its own write
+        tiles = [[self._own(x, reads, c) for c in columns] for x, reads in rows]
+        half = 1
+        while half < self._g.shape[-2]:
+            across = self._across(half, rows, columns)
+            tiles = [[_merge(t, u) for t, u in zip(ts, us, strict=True)] for ts, us in zip(tiles, across, strict=True)]
+            half *= 2
+        return [[tile[..., 0, :, :] for tile in row] for row in tiles]
+
+    def read(self, x: mx.array, reads: Reads) -> mx.array:
+        return x * (delayed(self._start, -2) if reads is Reads.BEFORE else self._start)
+
+    def write(self, x: mx.array) -> mx.array:
+        return x * self._end
+
+    def carry(self, n: int, S: mx.array) -> mx.array:
+        return S * self._start[n][..., -1:, :]
+
+    def _own(self, x: mx.array, reads: Reads, c: mx.array) -> mx.array:
+        product = (x * c).sum(axis=-1)[..., None, None]
+        product = product if reads is Reads.AFTER else mx.zeros_like(product)
+        return mx.broadcast_to(product, (*self._g.shape[:-1], 1, 1))
+
+    def _across(
+        self, half: int, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]
+    ) -> list[list[mx.array]]:
+        """Products of right-half rows with left-half columns, [.., C / (2 half), half, half]."""
+        left, right = _halves(self._g, half)
+        since = mx.exp(mx.cumsum(right, axis=-2))
+        until = mx.exp(mx.cumsum(left, axis=-2, reverse=True, inclusive=False))
+        reading = [
+            _halves(x, half)[1] * (delayed(since, -2) if reads is Reads.BEFORE else since) for x, reads in rows
+        ]
+        written = [(_halves(c, half)[0] * until).swapaxes(-1, -2) for c in columns]
+        return [[x @ c for c in written] for x in reading]
+
+
+def _halves(x: mx.array, half: int) -> tuple[mx.array, mx.array]:
+    """Left and right halves [.., C / (2 half), half, D] of each run of 2 half tokens."""
+    x = x.reshape(*x.shape[:-2], -1, 2, half, x.shape[-1])
+    return x[..., 0, :, :], x[..., 1, :, :]
+
+
+def _merge(tiles: mx.array, across: mx.array) -> mx.array:
+    """Neighbouring diagonal tiles [.., M, h, h] and the products across them to tiles [.., M / 2, 2 h, 2 h]."""
+    upper, lower = tiles[..., 0::2, :, :], tiles[..., 1::2, :, :]
+    top = mx.concatenate([upper, mx.zeros_like(upper)], axis=-1)
+    return mx.concatenate([top, mx.concatenate([across, lower], axis=-1)], axis=-2)
+
+
+def delayed(factor: mx.array, axis: int) -> mx.array:
+    """The factors one token later, starting from 1: as seen before a token's own decay."""
+    first, rest = mx.split(factor, [1], axis=axis)
+    keep = mx.split(factor, [factor.shape[axis] - 1], axis=axis)[0]
+    return mx.concatenate([mx.ones_like(first), keep], axis=axis) if rest.size else mx.ones_like(first)
+
+
+def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """Decay factors of chunks g [.., C] (C a multiple of 16), all from direct segment sums.
+
+    Returns:
+        mask [.., C, C]: over (j, t] for j <= t, else 0.
+        start [.., C]: over the tokens up to t.
+        end [.., C]: over the tokens after j.
+        whole [..]: over the chunk.
+    """
+    C = g.shape[-1]
+    blocks = mx.maximum(g, LOWEST).reshape(*g.shape[:-1], C // BLOCK, BLOCK)
+    matrix, bias = _segment_sums(BLOCK)
+    within = mx.exp((blocks @ matrix + bias).reshape(*blocks.shape, BLOCK + 1))
+    mask, since = within[..., 1:], within[..., 0]
+    until = mask[..., -1, :]
+    if C == BLOCK:
+        start, end = since[..., 0, :], until[..., 0, :]
+        return mask[..., 0, :, :], start, end, start[..., -1]
+    count = C // BLOCK
+    matrix, bias = _segment_sums(count)
+    sums = (blocks.sum(axis=-1) @ matrix + bias).reshape(*blocks.shape[:-1], count + 1)
+    between = mx.exp(sums)  # over blocks (j, i], first column over [0, i]
+    before = delayed(between[..., 0], -1)
+    after = between[..., -1, 1:]
+    # blocks strictly between j and i: those after j up to i - 1
+    skipped = mx.concatenate([mx.zeros_like(between[..., :1, 1:]), between[..., :-1, 1:]], axis=-2)
+    rows = since[..., None] * skipped[..., None, :]
+    across = rows[..., None] * until[..., None, None, :, :]
+    diagonal = mask[..., None, :] * mx.eye(count)[:, None, :, None]
+    full = (across + diagonal).reshape(*g.shape, C)
+    start = (since * before[..., None]).reshape(g.shape)
+    end = (until * after[..., None]).reshape(g.shape)
+    return full, start, end, between[..., -1, 0]
+
+
+@lru_cache(maxsize=8)
+def _segment_sums(n: int) -> tuple[mx.array, mx.array]:
+    """A 0/1 matrix [n, n (n + 1)] and a bias: g @ matrix + bias = sums of g over (j, t] for j = -1 .. n - 1, -inf above."""
+    t, j, m = mx.arange(n)[None, :, None], mx.arange(-1, n)[None, None, :], mx.arange(n)[:, None, None]
+    matrix = ((m > j) & (m <= t)).astype(mx.float32).reshape(n, -1)
+    bias = mx.where(j[0] <= t[0], 0.0, -mx.inf).reshape(-1)
+    mx.eval(matrix, bias)
+    return matrix, bias
