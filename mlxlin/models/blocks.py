@@ -1,0 +1,185 @@
+"""The small parts that all layers are made of: projections, norms, feed-forward, embedding and head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxlin.backend import mx
+from mlxlin.models.params import Parameter, Params, QuantSpec, Table
+from mlxlin.models.spec import MlpSpec, NormSpec, RopeSpec
+
+
+def silu(x: mx.array) -> mx.array:
+    """x sigmoid(x)."""
+    return x * mx.sigmoid(x)
+
+
+def softplus(x: mx.array) -> mx.array:
+    """log(1 + exp(x)), without overflow."""
+    return mx.logaddexp(x, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A projection matrix [out, in], plain or packed, with its bias."""
+
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    quant: QuantSpec | None = None
+    bias: mx.array | None = None
+
+    @classmethod
+    def take(cls, params: Params, name: str) -> Matrix:
+        """The matrix stored under `name`, with scales, biases and bias as far as they are there."""
+        part = params.at(name)
+        quant = params.quantization(name)
+        scales = part.take("scales") if quant is not None else None
+        biases = part.take("biases") if quant is not None and part.has("biases") else None
+        return cls(part.take("weight"), scales, biases, quant, part.take("bias") if part.has("bias") else None)
+
+    @property
+    def rows(self) -> int:
+        """Number of outputs."""
+        return int(self.weight.shape[0])
+
+
+class Linear:
+    """y = x W^T + bias, x [..., in] -> y [..., out]."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.matrix = matrix
+        self._transposed = matrix.weight.T if matrix.quant is None else None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        matrix = self.matrix
+        if self._transposed is not None:
+            return x @ self._transposed if matrix.bias is None else mx.addmm(matrix.bias, x, self._transposed)
+        assert matrix.quant is not None and matrix.scales is not None
+        y = mx.quantized_matmul(
+            x,
+            matrix.weight,
+            matrix.scales,
+            matrix.biases,
+            transpose=True,
+            group_size=matrix.quant.group_size,
+            bits=matrix.quant.bits,
+            mode=matrix.quant.mode,
+        )
+        return y if matrix.bias is None else y + matrix.bias
+
+
+class Projections:
+    """Several projections of one input, done as few products: neighbours stored alike become one matrix."""
+
+    def __init__(self, params: Params, names: Sequence[str]) -> None:
+        groups: list[list[Matrix]] = []
+        for matrix in (Matrix.take(params, name) for name in names):
+            if groups and _joinable(groups[-1][-1], matrix):
+                groups[-1].append(matrix)
+            else:
+                groups.append([matrix])
+        self._groups = [(Linear(_join(group, params)), _borders(group)) for group in groups]
+
+    def __call__(self, x: mx.array) -> list[mx.array]:
+        """x [..., in] -> one array [..., out_n] for each name."""
+        outputs: list[mx.array] = []
+        for linear, borders in self._groups:
+            y = linear(x)
+            outputs.extend(mx.split(y, borders, axis=-1) if borders else [y])
+        return outputs
+
+
+def _joinable(a: Matrix, b: Matrix) -> bool:
+    return a.quant == b.quant and a.weight.dtype == b.weight.dtype and (a.bias is None) == (b.bias is None)
+
+
+def _join(group: list[Matrix], params: Params) -> Matrix:
+    def joined(field: str) -> mx.array | None:
+        parts = [getattr(matrix, field) for matrix in group]
+        return None if parts[0] is None else params.made(mx.concatenate(parts, axis=0))
+
+    if len(group) == 1:
+        return group[0]
+    weight = joined("weight")
+    assert weight is not None
+    return Matrix(weight, joined("scales"), joined("biases"), group[0].quant, joined("bias"))
+
+
+def _borders(group: list[Matrix]) -> list[int]:
+    ends = [0]
+    for matrix in group[:-1]:
+        ends.append(ends[-1] + matrix.rows)
+    return ends[1:]
+
+
+class Norm:
+    """RMS or layer normalisation over the last axis, statistics in float32."""
+
+    def __init__(self, spec: NormSpec, params: Params) -> None:
+        self._eps = spec.eps
+        self._layer = spec.kind == "layer"
+        self.weight = params.take("weight") if spec.affine else None
+        self.bias = params.take("bias") if spec.affine and self._layer else None
+
+    @staticmethod
+    def parameters(spec: NormSpec, width: int) -> Table:
+        """Expected parameters."""
+        names = ["weight", "bias"] if spec.kind == "layer" else ["weight"]
+        return {name: Parameter((width,), "keep") for name in names} if spec.affine else {}
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self._layer:
+            return mx.fast.layer_norm(x, self.weight, self.bias, self._eps)
+        return mx.fast.rms_norm(x, self.weight, self._eps)
+
+
+class Mlp:
+    """Gated feed-forward: down(silu(gate x) * up x)."""
+
+    def __init__(self, spec: MlpSpec, params: Params) -> None:
+        self._inputs = Projections(params, ["gate", "up"])
+        self._down = Linear(Matrix.take(params, "down"))
+
+    @staticmethod
+    def parameters(spec: MlpSpec, width: int) -> Table:
+        """Expected parameters."""
+        return {
+            "gate.weight": Parameter((spec.hidden, width), "matrix"),
+            "up.weight": Parameter((spec.hidden, width), "matrix"),
+            "down.weight": Parameter((width, spec.hidden), "matrix"),
+        }
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate, up = self._inputs(x)
+        return self._down(silu(gate) * up)
+
+
+class Embedding:
+    """Token ids to vectors, and the head where it is tied."""
+
+    def __init__(self, matrix: Matrix, dtype: mx.Dtype) -> None:
+        self.matrix = matrix
+        self._dtype = dtype
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """tokens [B, T] -> [B, T, D]."""
+        matrix = self.matrix
+        if matrix.quant is None:
+            return matrix.weight[tokens]
+        assert matrix.scales is not None
+        rows = mx.dequantize(
+            matrix.weight[tokens],
+            matrix.scales[tokens],
+            None if matrix.biases is None else matrix.biases[tokens],
+            group_size=matrix.quant.group_size,
+            bits=matrix.quant.bits,
+            mode=matrix.quant.mode,
+        )
+        return rows.astype(self._dtype)
+
+
+def rotate(x: mx.array, spec: RopeSpec, positions: mx.array) -> mx.array:
+    """Rotary embedding of x [B, H, T, d], whose first token stands at `positions` [B]."""
+    return mx.fast.rope(x, spec.dims, traditional=False, base=spec.base, scale=1.0, offset=positions)

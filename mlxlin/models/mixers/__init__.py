@@ -1,0 +1,1 @@
+"""Token mixers: what happens between the tokens of a layer."""

@@ -1,0 +1,71 @@
+"""Decay of the recurrent state from the layer's input, as natural logarithm, float32."""
+
+from __future__ import annotations
+
+from mlxlin.backend import mx
+from mlxlin.models.blocks import Linear, Matrix, softplus
+from mlxlin.models.params import Parameter, Params, Table
+from mlxlin.models.spec import DecaySpec, LinearSpec
+
+# exp(A_log) is capped below infinity: infinity times a softplus that underflows to zero would be NaN.
+_LARGEST_RATE = 3e38
+
+
+def decay_width(spec: LinearSpec) -> int:
+    """Values of g per token before heads are repeated."""
+    assert spec.decay is not None
+    heads = spec.kv_heads or spec.value_heads
+    return heads * (spec.key_dim if spec.decay.vector else 1)
+
+
+def decay_parameters(spec: LinearSpec, width: int) -> Table:
+    """Expected parameters, without the (first) projection, which is one of the mixer's."""
+    decay = spec.decay
+    if decay is None or decay.kind == "retention":
+        return {}
+    out = decay_width(spec)
+    table = {"decay.weight": Parameter((decay.rank or out, width), "gate")}
+    if decay.rank:
+        table["decay_out.weight"] = Parameter((out, decay.rank), "gate")
+    if decay.kind == "logsigmoid":
+        table["decay_out.bias"] = Parameter((out,), "keep")
+    else:
+        table["A_log"] = Parameter((spec.value_heads,), "keep")
+        table["dt_bias"] = Parameter((out,), "keep")
+    return table
+
+
+class Decay:
+    """g from the projected input."""
+
+    def __init__(self, spec: LinearSpec, params: Params) -> None:
+        assert spec.decay is not None
+        self._spec: DecaySpec = spec.decay
+        self._shape = (spec.kv_heads or spec.value_heads, spec.key_dim) if spec.decay.vector else (spec.value_heads,)
+        self._outer = Linear(Matrix.take(params, "decay_out")) if spec.decay.rank else None
+        if spec.decay.kind == "retention":
+            heads = mx.arange(spec.value_heads, dtype=mx.float32)
+            self._fixed = params.made(mx.log(1 - mx.power(2.0, -5 - heads)))
+        elif spec.decay.kind != "logsigmoid":
+            rate = mx.minimum(mx.exp(params.take("A_log").astype(mx.float32)), _LARGEST_RATE)
+            if spec.decay.vector:
+                rate = rate[:, None]
+            self._rate = params.made(-rate if spec.decay.kind == "softplus" else rate)
+            self._bias = params.made(params.take("dt_bias").astype(mx.float32).reshape(self._shape))
+
+    def fixed(self, batch: int, length: int) -> mx.array:
+        """g that does not depend on the input, [B, T, HV]."""
+        return mx.broadcast_to(self._fixed, (batch, length, *self._fixed.shape))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Projected x [B, T, rank or width] -> g [B, T, HV] or [B, T, HV, K]."""
+        spec = self._spec
+        if self._outer is not None:
+            x = self._outer(x)
+        x = x.astype(mx.float32).reshape(*x.shape[:2], *self._shape)
+        if spec.kind == "softplus":
+            return self._rate * softplus(x + self._bias)
+        if spec.kind == "sigmoid":
+            return spec.bound * mx.sigmoid(self._rate * (x + self._bias))
+        g = -softplus(-x) / spec.divisor
+        return g if spec.floor is None else mx.maximum(g, spec.floor)

@@ -1,0 +1,184 @@
+"""The recurrent mixer: projections, short convolution, feature map, gates, recurrence, gated norm, projection."""
+
+from __future__ import annotations
+
+from mlxlin import recurrences
+from mlxlin.backend import mx
+from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate, silu
+from mlxlin.models.mixers.convolution import short_convolution
+from mlxlin.models.mixers.features import (
+    feature_dim,
+    feature_maps,
+    feature_parameters,
+    simplex,
+    unit_sum,
+    unit_vectors,
+)
+from mlxlin.models.mixers.gates import Decay, decay_parameters
+from mlxlin.models.mixers.step import Step, recurrent
+from mlxlin.models.params import Parameter, Params, Table, under
+from mlxlin.models.spec import LinearSpec
+from mlxlin.state import LayerState
+
+
+def _widths(spec: LinearSpec) -> tuple[int, int, int]:
+    """Projected width of q, k and v."""
+    k = (spec.kv_heads or spec.heads) * spec.key_dim * spec.steps
+    v = (spec.kv_heads or spec.value_heads) * spec.value_dim * spec.steps
+    return spec.heads * spec.key_dim, k, v
+
+
+def _inputs(spec: LinearSpec) -> list[str]:
+    """Names of the projections of the layer's input."""
+    names = ["qkv"]
+    if spec.output.gate != "none":
+        names.append("gate")
+    if spec.beta is not None and spec.beta_projection:
+        names.append("beta")
+    if spec.decay is not None and spec.decay.kind != "retention":
+        names.append("decay")
+    return names
+
+
+def linear_parameters(spec: LinearSpec, width: int) -> Table:
+    """Expected parameters of one mixer in a model of this width."""
+    total, value_width = sum(_widths(spec)), spec.value_heads * spec.value_dim
+    table = {"qkv.weight": Parameter((total, width), "matrix"), "out.weight": Parameter((width, value_width), "matrix")}
+    if spec.conv:
+        table["conv.weight"] = Parameter((spec.conv, total), "keep")
+    if spec.conv_bias:
+        table["conv.bias"] = Parameter((total,), "keep")
+    if spec.beta is not None and spec.beta_projection:
+        table["beta.weight"] = Parameter((spec.value_heads * spec.steps, width), "gate")
+    table.update(_output_parameters(spec, width, value_width))
+    table.update(decay_parameters(spec, width))
+    table.update(feature_parameters(spec))
+    return table
+
+
+def _output_parameters(spec: LinearSpec, width: int, value_width: int) -> Table:
+    output, table = spec.output, {}
+    if output.gate != "none":
+        rank = output.rank
+        table["gate.weight"] = Parameter((rank or value_width, width), "gate" if rank else "matrix")
+        if rank:
+            table["gate_out.weight"] = Parameter((value_width, rank), "gate")
+        if output.bias:
+            table["gate_out.bias" if rank else "gate.bias"] = Parameter((value_width,), "keep")
+    if output.norm is not None:
+        table.update(under("norm", Norm.parameters(output.norm, spec.value_dim)))
+    return table
+
+
+class LinearMixer:
+    """One layer of the linear-attention family; its state is `S` [B, HV, V, K] float32, `Z`, and `conv`."""
+
+    def __init__(self, spec: LinearSpec, params: Params, dtype: mx.Dtype) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._project = Projections(params, _inputs(spec))
+        self._conv = params.take("conv.weight") if spec.conv else None
+        self._conv_bias = params.take("conv.bias") if spec.conv_bias else None
+        self._map_q, self._map_k = feature_maps(spec, params)
+        self._decay = Decay(spec, params) if spec.decay is not None else None
+        self._gate_out = Linear(Matrix.take(params, "gate_out")) if spec.output.rank else None
+        self._norm = Norm(spec.output.norm, params.at("norm")) if spec.output.norm is not None else None
+        self._out = Linear(Matrix.take(params, "out"))
+        dim = feature_dim(spec)
+        self._unit_q = params.made(mx.full((dim,), spec.scale * dim**-0.5, dtype=dtype))
+        self._unit_k = params.made(mx.full((dim,), dim**-0.5, dtype=dtype))
+
+    def fresh(self, batch: int) -> LayerState:
+        """The state before the first token."""
+        spec, dim = self._spec, feature_dim(self._spec)
+        state = {"S": mx.zeros((batch, spec.value_heads, spec.value_dim, dim), dtype=mx.float32)}
+        if spec.normalize:
+            state["Z"] = mx.zeros((batch, spec.value_heads, dim), dtype=mx.float32)
+        if spec.conv:
+            state["conv"] = mx.zeros((batch, spec.conv - 1, sum(_widths(spec))), dtype=self._dtype)
+        return state
+
+    def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
+        """x [B, T, D] -> y [B, T, D] and the state after the last real token of each row."""
+        spec, old = self._spec, recurrent(state)
+        new: dict[str, mx.array] = {}
+        projected = dict(zip(_inputs(spec), self._project(x), strict=True))
+        qkv = projected["qkv"]
+        if self._conv is not None:
+            qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
+        q, k, v = self._queries_keys_values(qkv, step)
+        y, after = recurrences.run(
+            spec.rule,
+            q,
+            k,
+            v,
+            g=self._log_decay(projected.get("decay"), *x.shape[:2]),
+            beta=self._beta(projected.get("beta"), *x.shape[:2]),
+            state=(old["S"], old["Z"]) if spec.normalize else old["S"],
+            lengths=step.lengths,
+            normalize=spec.normalize,
+        )
+        new.update(zip(("S", "Z"), after, strict=True) if isinstance(after, tuple) else {"S": after})
+        return self._out(self._gated(y, projected.get("gate"))), new
+
+    def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V], ready for the recurrence."""
+        spec, (batch, length, _) = self._spec, qkv.shape
+        if spec.qk_activation == spec.v_activation == "silu":
+            qkv = silu(qkv)
+        q_width, k_width, _ = _widths(spec)
+        q, k, v = mx.split(qkv, [q_width, q_width + k_width], axis=-1)
+        if spec.v_activation == "silu" != spec.qk_activation:
+            v = silu(v)
+        q = q.reshape(batch, length, spec.heads, spec.key_dim)
+        k = k.reshape(batch, length * spec.steps, -1, spec.key_dim)
+        v = v.reshape(batch, length * spec.steps, -1, spec.value_dim)
+        if self._map_q is not None and self._map_k is not None:
+            q, k = self._map_q(q), self._map_k(k)
+        if spec.rope is not None:
+            q = rotate(q.swapaxes(1, 2), spec.rope, step.positions).swapaxes(1, 2)
+            k = rotate(k.swapaxes(1, 2), spec.rope, step.positions).swapaxes(1, 2)
+        q, k = self._normalised(q, k)
+        if spec.kv_heads and spec.kv_heads != spec.heads:
+            k, v = (mx.repeat(a, spec.heads // spec.kv_heads, axis=2) for a in (k, v))
+        return q, k, v
+
+    def _normalised(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+        spec = self._spec
+        if spec.qk_norm == "l2":
+            return unit_vectors(q, self._unit_q), unit_vectors(k, self._unit_k)
+        if spec.qk_norm == "sum":
+            q, k = unit_sum(q), unit_sum(k)
+        if spec.simplex_q:
+            q = simplex(q)
+        if spec.simplex_k:
+            k = simplex(k)
+        return q if spec.scale == 1.0 else q * spec.scale, k
+
+    def _log_decay(self, projected: mx.array | None, batch: int, length: int) -> mx.array | None:
+        if self._decay is None:
+            return None
+        if projected is None:
+            return self._decay.fixed(batch, length)
+        g, spec = self._decay(projected), self._spec
+        return mx.repeat(g, spec.heads // spec.kv_heads, axis=2) if spec.kv_heads else g
+
+    def _beta(self, projected: mx.array | None, batch: int, length: int) -> mx.array | None:
+        spec = self._spec
+        if spec.beta is None:
+            return None
+        if projected is None:
+            return mx.full((batch, length, spec.value_heads), spec.beta, dtype=mx.float32)
+        beta = mx.sigmoid(projected.astype(mx.float32)).reshape(batch, length * spec.steps, spec.value_heads)
+        return beta if spec.beta == 1.0 else beta * spec.beta
+
+    def _gated(self, y: mx.array, gate: mx.array | None) -> mx.array:
+        """y [B, T, HV, V] -> [B, T, HV V]."""
+        if self._norm is not None:
+            y = self._norm(y)
+        y = y.reshape(*y.shape[:2], -1)
+        if gate is None:
+            return y
+        if self._gate_out is not None:
+            gate = self._gate_out(gate)
+        return y * (silu(gate) if self._spec.output.gate == "silu" else mx.sigmoid(gate))

@@ -1,0 +1,32 @@
+"""Qwen3.5, 3.6 and 3.8, dense: gated delta net layers with gated softmax attention between them.
+
+Also reads the text part of the multimodal checkpoints, and what MLX tools made of them.
+"""
+
+from __future__ import annotations
+
+from mlxlin.models import qwen_layout
+from mlxlin.models.config import Config, need
+from mlxlin.models.spec import MlpSpec, ModelSpec
+from mlxlin.models.weights import Weight
+
+SERVES = (("qwen3_5", None), ("qwen3_5_text", None))
+PREFIXES = qwen_layout.PREFIXES
+DROPS = qwen_layout.DROPS
+
+_LINEAR = "layers.{i}.linear_attn."
+WEIGHTS = (
+    *qwen_layout.SHARED_WEIGHTS,
+    *qwen_layout.MLP_WEIGHTS,
+    Weight("layers.{i}.mixer.qkv.weight", _LINEAR + "in_proj_qkv.weight"),
+    Weight("layers.{i}.mixer.gate.weight", _LINEAR + "in_proj_z.weight"),
+    Weight("layers.{i}.mixer.beta.weight", _LINEAR + "in_proj_b.weight"),
+    Weight("layers.{i}.mixer.decay.weight", _LINEAR + "in_proj_a.weight"),
+)
+
+
+def spec(config: Config) -> ModelSpec:
+    """The description of a checkpoint with this config.json."""
+    text = qwen_layout.text_config(config)
+    mlp = MlpSpec(need(text, "intermediate_size"))
+    return qwen_layout.model("qwen3_5", text, [mlp] * need(text, "num_hidden_layers"))

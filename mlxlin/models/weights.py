@@ -1,0 +1,301 @@
+"""Translation of a checkpoint's tensors into a model's parameters, with every tensor accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlxlin.backend import mx
+from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.models.decoder import parameters
+from mlxlin.models.params import Parameter, Role
+from mlxlin.models.spec import ModelSpec
+from mlxlin.models.values import COPY, Operation, Place
+
+_PACKED = ("weight", "scales", "biases")
+
+
+class Tensor(Protocol):
+    """A tensor of a checkpoint, not read yet."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def read(self) -> mx.array: ...
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One rule: a model's parameter and the checkpoint's tensors it is made of.
+
+    `{i}` in names stands for the layer's index. Several rules for one target are alternatives: the first whose
+    tensors all exist is taken.
+    """
+
+    target: str
+    sources: str | tuple[str, ...]
+    operation: Operation = COPY
+
+
+class Family(Protocol):
+    """A module that knows one kind of checkpoint.
+
+    SERVES: the (model_type, architecture) pairs it reads; None for any architecture.
+    PREFIXES: leading parts of tensor names to leave away, the first that fits.
+    DROPS: (pattern of a name without its prefix, what such tensors are).
+    """
+
+    SERVES: Sequence[tuple[str, str | None]]
+    WEIGHTS: Sequence[Weight]
+    PREFIXES: Sequence[str]
+    DROPS: Sequence[tuple[str, str]]
+
+    def spec(self, config: Mapping[str, Any]) -> ModelSpec: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One array of the translated model.
+
+    Attributes:
+        name: internal name; packed matrices have targets `x.weight`, `x.scales` and perhaps `x.biases`.
+        shape: of what `read` returns.
+        role: see `Role`; `scales` and `biases` have the role of their matrix.
+        sources: names in the checkpoint.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    sources: tuple[str, ...]
+    _tensors: tuple[Tensor, ...]
+    _operation: Operation
+    _place: Place
+
+    def read(self) -> mx.array:
+        """The array, lazy, in the checkpoint's dtype."""
+        array = self._operation.apply([tensor.read() for tensor in self._tensors], self._place)
+        if tuple(array.shape) != self.shape:
+            raise CheckpointError(f"{self.sources[0]} gives {tuple(array.shape)} for '{self.name}', not {self.shape}.")
+        return array
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A complete translation.
+
+    Attributes:
+        spec: the description that fits the tensors; differs from the given one only in `tied`.
+        targets: everything the model needs, in the order of use.
+        dropped: (name, reason) of every tensor that is not used.
+        notices: what a person should be told.
+    """
+
+    spec: ModelSpec
+    targets: list[Target] = field(default_factory=list)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> Plan:
+    """Plan how `source` becomes the parameters of `spec`; reads no tensor, except to compare a tied head.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown, ambiguous or of the wrong shape; all are named.
+        UnsupportedError: a matrix is packed in a way that cannot be rearranged.
+    """
+    names = _canonical_names(family, source)
+    dropped = _drops(family, names)
+    for canonical in dropped:
+        del names[canonical]
+    mlx_layout = _mlx_layout(names, source)
+    spec, head = _resolve_head(spec, names, source)
+    plan = Plan(spec, notices=_drop_notices(dropped) + head.notices)
+    plan.dropped.extend((name, reason) for name, reason in dropped.values())
+    plan.dropped.extend(head.dropped)
+    used: set[str] = set(head.used)
+    rules = _Rules(family.WEIGHTS)
+    missing: list[str] = []
+    for target, parameter in parameters(spec).items():
+        rule, index = rules.find(target, names)
+        if rule is None:
+            missing.append(rules.wanted(target))
+            continue
+        place = Place(None if index is None else spec.layers[index], mlx_layout)
+        for made in _targets(target, parameter, rule, place, names, source):
+            plan.targets.append(made)
+            used.update(made.sources)
+    _refuse_leftovers(missing, sorted(set(names.values()) - used))
+    return plan
+
+
+def _canonical_names(family: Family, source: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name without prefix -> name in the checkpoint."""
+    names: dict[str, str] = {}
+    for name in source:
+        prefix = next((p for p in family.PREFIXES if name.startswith(p)), "")
+        canonical = name[len(prefix) :]
+        if canonical in names:
+            raise CheckpointError(f"The checkpoint holds both '{names[canonical]}' and '{name}'.")
+        names[canonical] = name
+    return names
+
+
+def _drops(family: Family, names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for canonical, name in names.items():
+        for pattern, reason in family.DROPS:
+            if re.match(pattern, canonical):
+                found[canonical] = (name, reason)
+                break
+    return found
+
+
+def _drop_notices(dropped: Mapping[str, tuple[str, str]]) -> list[str]:
+    counts: dict[str, int] = {}
+    for _, reason in dropped.values():
+        counts[reason] = counts.get(reason, 0) + 1
+    return [f"dropped {count} {reason}" for reason, count in counts.items()]
+
+
+def _mlx_layout(names: Mapping[str, str], source: Mapping[str, Tensor]) -> bool:
+    """Whether convolutions are stored [C, W, 1], as MLX tools do."""
+    found: dict[bool, str] = {}
+    for canonical, name in names.items():
+        shape = source[name].shape
+        if canonical.endswith("conv1d.weight") and len(shape) == 3:
+            found[shape[2] == 1 and shape[1] > 1] = name
+    if len(found) == 2:
+        raise CheckpointError(f"'{found[True]}' and '{found[False]}' are stored in different layouts.")
+    return True in found
+
+
+@dataclass(frozen=True)
+class _Head:
+    used: tuple[str, ...] = ()
+    dropped: tuple[tuple[str, str], ...] = ()
+    notices: list[str] = field(default_factory=list)
+
+
+def _resolve_head(spec: ModelSpec, names: Mapping[str, str], source: Mapping[str, Tensor]) -> tuple[ModelSpec, _Head]:
+    """A head saved beside a tied embedding: the same numbers are dropped, other numbers are used."""
+    head = {part: names[f"lm_head.{part}"] for part in _PACKED if f"lm_head.{part}" in names}
+    if not spec.tied or "weight" not in head:
+        return spec, _Head()
+    embeddings = [c for c in names if re.fullmatch(r"(embed_tokens|embeddings|word_embeddings)\.weight", c)]
+    stem = embeddings[0].removesuffix("weight") if embeddings else ""
+    twins = {part: names.get(stem + part, "") for part in head}
+    if all(twin and _equal(source[head[part]], source[twin]) for part, twin in twins.items()):
+        reason = "copy of the embedding, to which the head is tied"
+        return spec, _Head(tuple(head.values()), tuple((name, reason) for name in head.values()))
+    notice = "the config ties the head to the embedding, but lm_head.weight differs from it and is used"
+    return dataclasses.replace(spec, tied=False), _Head(notices=[notice])
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a.read(), b.read()))
+
+
+class _Rules:
+    """WEIGHTS, by target."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        self._by_target: dict[str, list[Weight]] = {}
+        for weight in weights:
+            self._by_target.setdefault(weight.target, []).append(weight)
+
+    def find(self, target: str, names: Mapping[str, str]) -> tuple[Weight | None, int | None]:
+        """The rule for `target`, its layer filled in, whose sources exist; and the layer's index."""
+        pattern, index = _pattern(target)
+        for weight in self._by_target.get(pattern, []):
+            filled = Weight(target, tuple(_fill(s, index) for s in _sources(weight)), weight.operation)
+            if all(name in names for name in filled.sources):
+                return filled, index
+        return None, index
+
+    def wanted(self, target: str) -> str:
+        """What to call a missing target: the tensor of the checkpoint that it would come from."""
+        pattern, index = _pattern(target)
+        options = self._by_target.get(pattern)
+        return _fill(_sources(options[0])[0], index) if options else target
+
+
+def _pattern(target: str) -> tuple[str, int | None]:
+    match = re.match(r"layers\.(\d+)\.", target)
+    return (f"layers.{{i}}.{target[match.end() :]}", int(match[1])) if match else (target, None)
+
+
+def _sources(weight: Weight) -> tuple[str, ...]:
+    return (weight.sources,) if isinstance(weight.sources, str) else weight.sources
+
+
+def _fill(name: str, index: int | None) -> str:
+    return name if index is None else name.replace("{i}", str(index))
+
+
+def _targets(
+    target: str,
+    parameter: Parameter,
+    rule: Weight,
+    place: Place,
+    names: Mapping[str, str],
+    source: Mapping[str, Tensor],
+) -> list[Target]:
+    """One target, or two or three of a packed matrix."""
+    canonical = _sources(rule)
+    stems = [name.removesuffix("weight") for name in canonical]
+    packed = [
+        name.endswith(".weight") and f"{stem}scales" in names for name, stem in zip(canonical, stems, strict=True)
+    ]
+    if not any(packed):
+        made = _target(target, parameter.role, canonical, rule.operation, place, names, source)
+        if made.shape != parameter.shape:
+            raise CheckpointError(f"'{made.sources[0]}' gives shape {made.shape}, expected {parameter.shape}.")
+        return [made]
+    if not all(packed) or not rule.operation.rowwise:
+        raise UnsupportedError(f"'{names[canonical[0]]}' is quantised in a way that cannot be rearranged.")
+    parts = [part for part in _PACKED if all(stem + part in names for stem in stems)]
+    base = target.removesuffix("weight")
+    made_parts = [
+        _target(base + part, parameter.role, [s + part for s in stems], rule.operation, place, names, source)
+        for part in parts
+    ]
+    if made_parts[0].shape[0] != parameter.shape[0]:
+        raise CheckpointError(f"'{names[canonical[0]]}' gives {made_parts[0].shape[0]} rows, not {parameter.shape[0]}.")
+    return made_parts
+
+
+def _target(
+    name: str,
+    role: Role,
+    canonical: Sequence[str],
+    operation: Operation,
+    place: Place,
+    names: Mapping[str, str],
+    source: Mapping[str, Tensor],
+) -> Target:
+    actual = tuple(names[c] for c in canonical)
+    tensors = tuple(source[n] for n in actual)
+    try:  # arrays of zeros are lazy: this computes shapes and nothing else
+        shape = tuple(operation.apply([mx.zeros(tensor.shape) for tensor in tensors], place).shape)
+    except (ValueError, IndexError) as error:
+        shapes = ", ".join(f"'{n}' {tuple(t.shape)}" for n, t in zip(actual, tensors, strict=True))
+        raise CheckpointError(f"Tensors of unexpected shape: {shapes} ({error}).") from error
+    return Target(name, shape, role, actual, tensors, operation, place)
+
+
+def _refuse_leftovers(missing: list[str], unknown: list[str]) -> None:
+    for what, names in (("lacks", missing), ("holds unknown", unknown)):
+        if names:
+            shown = ", ".join(f"'{name}'" for name in names[:4])
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            raise CheckpointError(
+                f"The checkpoint {what} {'tensors' if len(names) > 1 else 'tensor'} {shown}{more}.",
+                hint="It is incomplete, or its config.json describes another model.",
+            )
