@@ -1,0 +1,86 @@
+"""Arrays of the caller as raw memory, and back. Inputs may be MLX or numpy arrays or Python scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .gen import dtype_name
+
+# element types numpy lacks, by the integers that carry their bits
+_CARRIER = {"bfloat16": np.dtype(np.uint16)}
+
+
+def carrier(dtype: str) -> np.dtype[Any]:
+    return _CARRIER.get(dtype) or np.dtype(dtype)
+
+
+@dataclass(frozen=True)
+class InputArray:
+    """One input: an elements view (bfloat16 as uint16) with the strides the kernel will see."""
+
+    elements: np.ndarray[Any, Any]
+    dtype: str
+    is_mlx: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.elements.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, as MLX passes them."""
+        return tuple(stride // self.elements.itemsize for stride in self.elements.strides)
+
+    def memory(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
+        """(all bytes from the lowest to the highest element, which of them belong to elements, byte of element 0)."""
+        size, item = self.elements.size, self.elements.itemsize
+        if size == 0:
+            return np.zeros(0, np.uint8), np.zeros(0, bool), 0
+        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        offsets = np.zeros(self.shape, np.int64) - low
+        for axis, (n, stride) in enumerate(zip(self.shape, self.elements.strides)):
+            offsets += (np.arange(n) * stride).reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
+        bytes_ = (offsets.reshape(-1, 1) + np.arange(item)).reshape(-1)
+        span = high - low + item
+        memory, belongs = np.full(span, 0xFF, np.uint8), np.zeros(span, bool)
+        memory[bytes_] = np.ascontiguousarray(self.elements).reshape(-1).view(np.uint8)
+        belongs[bytes_] = True
+        return memory, belongs, -low
+
+
+def as_input(value: Any, *, row_contiguous: bool) -> InputArray:
+    is_mlx = isinstance(value, mx.array)
+    if is_mlx:
+        dtype = dtype_name(value.dtype)
+        raw = value.view(mx.uint16) if dtype in _CARRIER else value
+        mx.eval(raw)
+        elements = np.asarray(memoryview(raw))
+    else:
+        # MLX makes 0-d arrays of Python scalars: int32, float32, bool
+        scalars = {bool: np.bool_, int: np.int32, float: np.float32}
+        elements = np.asarray(value, scalars.get(type(value)))
+        dtype = elements.dtype.name
+    if row_contiguous and not elements.flags.c_contiguous:
+        elements = np.ascontiguousarray(elements)
+    return InputArray(elements, dtype, is_mlx)
+
+
+def filled(shape: Sequence[int], dtype: str, value: float | None) -> np.ndarray[Any, Any]:
+    """A fresh output: all ones bits (NaN) unless an initial value is given."""
+    if value is None:
+        count = int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(bytearray(b"\xff" * (count * carrier(dtype).itemsize)), carrier(dtype)).reshape(shape)
+    if dtype in _CARRIER:
+        return np.full(shape, np.array(mx.array(value, mx.bfloat16).view(mx.uint16)), carrier(dtype))
+    return np.full(shape, value, np.float32).astype(carrier(dtype))
+
+
+def to_mlx(elements: np.ndarray[Any, Any], dtype: str) -> mx.array:
+    array = mx.array(elements)
+    return array.view(mx.bfloat16) if dtype == "bfloat16" else array

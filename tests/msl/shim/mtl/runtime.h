@@ -1,0 +1,31 @@
+// Entry points of the runtime (rt/). A site is a source position packed as line << 10 | column.
+#pragma once
+#include "keywords.h"
+
+struct __mtl_exchange {  // Exchange in rt/abi.h
+  unsigned mask, ready;
+  alignas(32) unsigned char result[256];
+  alignas(32) unsigned char slot[32][32];
+};
+
+extern "C" {
+#define __MTL_CONVERGENT __attribute__((convergent, noinline))
+__mtl_exchange *mtl_simd_enter(const void *value, unsigned size, int op, int uniform, unsigned site) __MTL_CONVERGENT;
+void mtl_simd_bad_lane(unsigned lane, unsigned site);
+unsigned mtl_simd_lane(void);
+void mtl_count_matrix_product(void);
+void mtl_simdgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
+void mtl_threadgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
+void *mtl_threadgroup_variable(unsigned id, unsigned long size, unsigned long align, const char *name, unsigned zeroed);
+void mtl_check_atomic(const void *p, unsigned size, unsigned space, unsigned is_load, unsigned is_store, unsigned site);
+#undef __MTL_CONVERGENT
+}
+
+// Last parameter of every function that needs to know where it was called.
+#define __MTL_SITE unsigned __site = (__builtin_LINE() << 10) + (__builtin_COLUMN() & 1023)
+
+// `threadgroup T name;` (rewritten by prep.py)
+template <class T>
+__MTL_INLINE threadgroup T &__mtl_threadgroup_variable(unsigned id, const char *name, unsigned zeroed) {
+  return *(threadgroup T *)(unsigned long)mtl_threadgroup_variable(id, sizeof(T), alignof(T), name, zeroed);
+}
