@@ -80,9 +80,10 @@ class Tokenizer:
             bos: begin with the beginning-of-text token where the tokenizer wants one, exactly once.
         """
         try:
-            ids = self.vocabulary.encode(text)
+            text.encode()
         except UnicodeEncodeError:  # lone surrogates, e.g. from a terminal in another encoding
-            ids = self.vocabulary.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = self.vocabulary.encode(text)
         start = list(self.bos) if bos else []
         return ids if ids[: len(start)] == start else start + ids
 

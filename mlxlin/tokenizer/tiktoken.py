@@ -48,8 +48,7 @@ def read_tiktoken(path: Path, files: Files) -> HubVocabulary:
     names = {token.id: token for token in files.added if token.id is not None}
     last = max([len(ranks) + _RESERVED - 1, *(id for id in names)])
     special = [
-        names.get(id) or AddedToken(id, f"<|reserved_token_{id}|>", special=True)
-        for id in range(len(ranks), last + 1)
+        names.get(id) or AddedToken(id, f"<|reserved_token_{id}|>", special=True) for id in range(len(ranks), last + 1)
     ]
     by_text = [token for token in files.added if token.id is None]
     return HubVocabulary(_backend(ranks, _pattern(files)), path, (*special, *by_text))
