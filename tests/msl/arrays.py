@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
+
+from mlxlin.backend import mx
 
 from .gen import dtype_name
 
@@ -41,10 +42,10 @@ class InputArray:
         size, item = self.elements.size, self.elements.itemsize
         if size == 0:
             return np.zeros(0, np.uint8), np.zeros(0, bool), 0
-        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides)]
+        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         offsets = np.zeros(self.shape, np.int64) - low
-        for axis, (n, stride) in enumerate(zip(self.shape, self.elements.strides)):
+        for axis, (n, stride) in enumerate(zip(self.shape, self.elements.strides, strict=True)):
             offsets += (np.arange(n) * stride).reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
         bytes_ = (offsets.reshape(-1, 1) + np.arange(item)).reshape(-1)
         span = high - low + item

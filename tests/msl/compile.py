@@ -1,4 +1,9 @@
-"""From generated Metal source to a loaded shared library."""
+"""From generated Metal source to a loaded shared library.
+
+front end, once per kernel:   text -> prep -> clang -> unoptimised IR, language findings
+check=True:                   IR -> -O1 -> irpass -> machine code
+check=False:                  IR -> -O2 -> machine code
+"""
 
 from __future__ import annotations
 
@@ -8,32 +13,44 @@ import json
 import re
 from pathlib import Path
 
-from .errors import CompileError
+from .errors import CompileError, Finding
 from .gen import ATTRIBUTES, Generated
 from .irpass import Site, instrument
+from .lint_ast import lint_ast, needs_ast
+from .lint_ir import lint_ir
 from .preamble import preamble
 from .prep import rewrite
-from .toolchain import HERE, SHIM, cached, clang, digest, folder_digest, libc_headers, link, run, run_or_fail
+from .toolchain import (
+    HERE,
+    SHIM,
+    cached_file,
+    cached_folder,
+    clang,
+    digest,
+    folder_digest,
+    libc_headers,
+    link,
+    run,
+    run_or_fail,
+)
 
 # Metal versions by macOS: 14 -> 3.1, 15 -> 3.2, 26 -> 4.0, 27 -> 4.1
 METAL_VERSIONS = (310, 320, 400, 410)
 ENTRY = "mtl_entry"
 
-_MACHINE = ("-fPIC", "-march=x86-64-v3")
+_CODE = ("-march=x86-64-v3", "-fPIC", "-ffp-contract=off", "-fno-vectorize", "-fno-slp-vectorize")
 _LANGUAGE = (
-    *("-x", "c++", "-nostdinc", "-nostdlib", "-fno-builtin", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
-    # unsuffixed literals are float; every half and bfloat operation rounds; nothing is fused or vectorised behind our back
+    *("-nostdinc", "-nostdlib", "-fno-builtin", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+    *("-fno-strict-aliasing", "-fvisibility=hidden", "-gline-tables-only"),
+    # unsuffixed literals are float, and every half and bfloat operation rounds
     *("-Xclang", "-cl-single-precision-constant"),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
-    *("-ffp-contract=off", "-fno-vectorize", "-fno-slp-vectorize", "-fno-strict-aliasing", "-fvisibility=hidden"),
+    "-fsanitize=array-bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow,return",
+    *("-fno-sanitize-trap=all", "-ftrivial-auto-var-init=pattern"),  # the pattern is NaN in every float type
     *("-fno-caret-diagnostics", "-fno-color-diagnostics", "-Wno-everything", "-Wimplicit-float-conversion"),
     *("-Werror=vla", "-Werror=uninitialized", "-Werror=sometimes-uninitialized"),
 )
-_CHECKS = (
-    "-fsanitize=array-bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow,return",
-    "-fno-sanitize-trap=all",
-    "-ftrivial-auto-var-init=pattern",  # NaN in every float type
-)
+_FRONT_END = ("-O1", "-Xclang", "-disable-llvm-passes")
 # clang rounds float to bfloat through this compiler-rt function, which nothing links
 _BFLOAT_ROUNDING = """
 extern "C" __attribute__((weak, used)) __bf16 __truncsfbf2(float f) {
@@ -53,12 +70,93 @@ def is_user(file: str) -> bool:
     return file.endswith(".metal")
 
 
-def language_flags(metal: int) -> tuple[str, ...]:
+@functools.cache
+def sources_digest() -> str:
+    """Changes whenever the compiler or any part of the emulator that shapes a kernel changes."""
+    return digest(preamble(), folder_digest(SHIM), *clang(), *((HERE / f).read_bytes() for f in _SHAPING))
+
+
+_SHAPING = ("compile.py", "irpass.py", "irtext.py", "lint_ast.py", "lint_ir.py", "prep.py", "lexer.py")
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The runtime library, built once, its symbols visible to the kernels loaded later."""
+    sources = sorted((HERE / "rt").glob("*.cpp"))
+    options = ("-std=c++17", "-O2", "-g", "-fno-exceptions", "-fno-rtti", "-fPIC", *libc_headers())
+
+    def build(folder: Path) -> None:
+        objects = [folder / f"{source.stem}.o" for source in sources]
+        for source, target in zip(sources, objects, strict=True):
+            run_or_fail([*clang(), *options, "-c", str(source), "-o", str(target)], "building the runtime")
+        link(objects, folder / "runtime.so")
+
+    folder = cached_folder(f"runtime-{digest(folder_digest(HERE / 'rt'), *clang())}", build)
+    ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(folder / "runtime.so"), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _language_flags(metal: int) -> tuple[str, ...]:
     standard = "c++14" if metal < 400 else "c++17"
-    return (f"-std={standard}", f"-D__METAL_VERSION__={metal}", "-isystem", str(SHIM), *_LANGUAGE)
+    return (f"-std={standard}", f"-D__METAL_VERSION__={metal}", "-isystem", str(SHIM), *_CODE, *_LANGUAGE)
 
 
-def entry_point(kernel: Generated, namespace: str = "") -> str:
+@functools.cache
+def _precompiled_preamble(metal: int) -> Path:
+    """The shim and MLX's preamble, parsed once: most of the time a small kernel takes to compile."""
+    key = digest(sources_digest(), str(SHIM), *_language_flags(metal))
+    header = cached_file(f"preamble-{key}.h", lambda path: path.write_text(preamble()))
+
+    def build(path: Path) -> None:
+        options = ("-x", "c++-header", *_FRONT_END, "-Xclang", "-fno-pch-timestamp", *_language_flags(metal))
+        run_or_fail([*clang(), *options, str(header), "-o", str(path)], "precompiling the preamble")
+
+    return cached_file(f"preamble-{key}.pch", build)
+
+
+class CompiledKernel:
+    """A kernel loaded into this process. With `check` every memory access is instrumented."""
+
+    def __init__(self, kernel: Generated, *, metal: int, check: bool) -> None:
+        """CompileError if clang refuses the source; `findings` holds what Apple's compiler would refuse as well."""
+        self.kernel = kernel
+        self.check = check
+        key = digest(kernel.text, str(metal), sources_digest())
+        front = cached_folder(f"front-{key}", lambda folder: _front_end(folder, kernel, metal))
+        findings = json.loads((front / "findings.json").read_text())
+        self.findings = [Finding(rule, *kernel.locate(line), message) for rule, _, line, message in findings]
+        back_end = _checked if check else _fast
+        folder = cached_folder(f"kernel-{key}{back_end.__name__}", lambda folder: back_end(front / "kernel.ll", folder))
+        self.sites = [Site(*site) for site in json.loads((folder / "sites.json").read_text())] if check else []
+        runtime()
+        try:
+            self.library = ctypes.CDLL(str(folder / "kernel.so"))
+        except OSError as error:  # a function that was declared but exists nowhere
+            raise CompileError(f"{kernel.kernel_name}: {error}") from None
+        self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
+
+
+def _front_end(folder: Path, kernel: Generated, metal: int) -> None:
+    source, module = folder / "kernel.cpp", folder / "kernel.ll"
+    options = ("-x", "c++", *_FRONT_END, "-include-pch", str(_precompiled_preamble(metal)), *_language_flags(metal))
+    body = rewrite(kernel.text)
+    source.write_text(f'#line 1 "kernel.metal"\n{body}\n#line 1 "entry point"\n{_entry_point(kernel)}')
+    _require(kernel, *run([*clang(), *options, "-S", "-emit-llvm", str(source), "-o", str(module)]))
+    findings = lint_ir(module.read_text(), is_user, ENTRY)
+    if needs_ast(kernel.text):
+        # in a namespace of its own, by which clang can select what to print
+        spaced = folder / "spaced.cpp"
+        spaced.write_text(f'namespace __mtl_user {{\n#line 1 "kernel.metal"\n{body}\n}}\n')
+        dump = ("-fsyntax-only", "-Xclang", "-ast-dump", "-Xclang", "-ast-dump-filter=__mtl_user")
+        code, output = run([*clang(), *options, *dump, str(spaced)])
+        _require(kernel, code, output if code else "")
+        findings += lint_ast(output)
+        spaced.unlink()
+    (folder / "findings.json").write_text(json.dumps(findings))
+
+
+def _entry_point(kernel: Generated) -> str:
     """A C function that unpacks the argument table and the attributes and calls the kernel."""
     members = "".join(f"unsigned {name}; " for name in _SCALARS) + "unsigned pad; "
     members += "".join(f"uint3 {name}; " for name in _VECTORS)
@@ -70,87 +168,48 @@ def entry_point(kernel: Generated, namespace: str = "") -> str:
     values += [f"context->{name}" for name in kernel.attributes]
     return (
         f"struct __mtl_context {{ {members}}};\n{_BFLOAT_ROUNDING}"
-        f'extern "C" __attribute__((visibility("default"))) void {ENTRY}(void **arguments, const __mtl_context *context) '
-        f"{{ [[clang::noinline]] {namespace}{kernel.instance}({', '.join(values)}); }}\n"
+        f'extern "C" __attribute__((visibility("default")))\n'
+        f"void {ENTRY}(void **arguments, const __mtl_context *context) "
+        f"{{ [[clang::noinline]] {kernel.instance}({', '.join(values)}); }}\n"
     )
 
 
-def translation_unit(kernel: Generated) -> str:
-    return (
-        f'{preamble()}\n#line 1 "{kernel.kernel_name}.metal"\n{rewrite(kernel.text)}\n'
-        f'#line 1 "entry point"\n{entry_point(kernel)}'
-    )
-
-
-def raise_diagnostics(code: int, output: str) -> None:
+def _require(kernel: Generated, code: int, output: str) -> None:
     """CompileError for errors, and for the implicit conversions to bfloat that clang allows and Metal does not."""
     messages = []
     for line in output.split("\n"):
         match = _DIAGNOSTIC.match(line)
         if match is None:
             continue
-        file, _, _, severity, text = match.groups()
+        file, number, column, severity, text = match.groups()
+        where = f"{file}:{number}:{column}"
+        if is_user(file):
+            part, number = kernel.locate(int(number))
+            where = f"{part} line {number}:{column}"
         if severity == "error":
-            messages.append(line)
+            messages.append(f"{where}: {text}")
         elif is_user(file) and "implicit conversion" in text and "__bf16" in text:
-            messages.append(line.replace("warning: ", "error: ") + " (Metal has no implicit conversion to bfloat)")
+            messages.append(f"{where}: {text} (Metal has no implicit conversion to bfloat)")
     if code or messages:
-        raise CompileError("Unable to build metal library from source\n" + ("\n".join(messages) or output))
+        details = "\n".join(messages) or output
+        raise CompileError(f"{kernel.kernel_name}: unable to build the Metal library from source\n{details}")
 
 
-@functools.cache
-def runtime() -> ctypes.CDLL:
-    """The runtime library, built once, its symbols visible to the kernels loaded later."""
-    sources = sorted((HERE / "rt").glob("*.cpp"))
-    options = ("-std=c++17", "-O2", "-g", "-fno-exceptions", "-fno-rtti", "-fPIC", *libc_headers())
-
-    def build(folder: Path) -> None:
-        objects = [folder / f"{source.stem}.o" for source in sources]
-        for source, target in zip(sources, objects):
-            run_or_fail([*clang(), *options, "-c", str(source), "-o", str(target)], "building the runtime")
-        link(objects, folder / "runtime.so")
-
-    folder = cached(f"runtime-{digest(folder_digest(HERE / 'rt'), *clang())}", build)
-    ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(folder / "runtime.so"), mode=ctypes.RTLD_GLOBAL)
+def _back_end(module: Path, target: Path, *options: str) -> None:
+    command = [*clang(), "-x", "ir", "-Wno-override-module", *_CODE, *options, str(module), "-o", str(target)]
+    run_or_fail(command, "compiling the IR of a kernel")
 
 
-class CompiledKernel:
-    """A kernel loaded into this process. With `check` every memory access is instrumented."""
-
-    def __init__(self, kernel: Generated, *, metal: int, check: bool) -> None:
-        self.kernel = kernel
-        self.check = check
-        unit = translation_unit(kernel)
-        flags = language_flags(metal)
-        key = digest(unit, *flags, *clang(), str(check), folder_digest(SHIM), (HERE / "irpass.py").read_bytes())
-
-        def build(folder: Path) -> None:
-            (folder / "kernel.cpp").write_text(unit)
-            _build_checked(folder, flags) if check else _build_fast(folder, flags)
-            link([folder / "kernel.o"], folder / "kernel.so")
-
-        folder = cached(f"kernel-{key}", build)
-        self.sites = [Site(*site) for site in json.loads((folder / "sites.json").read_text())] if check else []
-        runtime()
-        try:
-            self.library = ctypes.CDLL(str(folder / "kernel.so"))
-        except OSError as error:  # a function that was declared but exists nowhere
-            raise CompileError(f"{kernel.kernel_name}: {error}") from None
-        self.entry = ctypes.cast(getattr(self.library, ENTRY), ctypes.c_void_p)
+def _fast(module: Path, folder: Path) -> None:
+    _back_end(module, folder / "kernel.o", "-O2", "-c")
+    link([folder / "kernel.o"], folder / "kernel.so")
 
 
-def _build_fast(folder: Path, flags: tuple[str, ...]) -> None:
-    source, target = str(folder / "kernel.cpp"), str(folder / "kernel.o")
-    raise_diagnostics(*run([*clang(), "-O2", *_MACHINE, *flags, "-c", source, "-o", target]))
-
-
-def _build_checked(folder: Path, flags: tuple[str, ...]) -> None:
-    plain, checked = folder / "kernel.ll", folder / "checked.ll"
-    options = ("-O1", "-gline-tables-only", "-S", "-emit-llvm", *_MACHINE, *flags, *_CHECKS)
-    raise_diagnostics(*run([*clang(), *options, str(folder / "kernel.cpp"), "-o", str(plain)]))
-    module, sites = instrument(plain.read_text(), is_user, ENTRY)
-    checked.write_text(module)
+def _checked(module: Path, folder: Path) -> None:
+    optimised, checked = folder / "optimised.ll", folder / "checked.ll"
+    _back_end(module, optimised, "-O1", "-S", "-emit-llvm")
+    text, sites = instrument(optimised.read_text(), is_user, ENTRY)
+    checked.write_text(text)
     (folder / "sites.json").write_text(json.dumps(sites))
-    options = ("-O1", "-Xclang", "-disable-llvm-passes", *_MACHINE, "-Wno-override-module", "-x", "ir")
-    run_or_fail([*clang(), *options, "-c", str(checked), "-o", str(folder / "kernel.o")], "compiling the checks")
+    _back_end(checked, folder / "kernel.o", "-O1", "-Xclang", "-disable-llvm-passes", "-c")
+    link([folder / "kernel.o"], folder / "kernel.so")

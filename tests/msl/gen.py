@@ -72,8 +72,14 @@ class Generated:
     text: str  # header + signature + body: what MLX prints and appends to its own preamble
     arguments: tuple[Argument, ...]
     attributes: tuple[str, ...]
-    header_lines: int  # newlines of `header`, i.e. lines before the signature
-    body_line: int  # line of `text` on which `source` starts
+    signature_line: int  # line of `text` on which the signature starts, after `header`
+    body_line: int  # line on which `source` starts
+
+    def locate(self, line: int) -> tuple[str, int]:
+        """("source" | "header" | "signature", line of that part) of a line of `text`."""
+        if line >= self.body_line:
+            return "source", line - self.body_line + 1
+        return ("header", line) if line < self.signature_line else ("signature", line - self.signature_line + 1)
 
 
 def dtype_name(dtype: object) -> str:
@@ -105,7 +111,9 @@ def generate(
     parameters += [f"  {ATTRIBUTES[attribute]} {attribute} [[{attribute}]]" for attribute in attributes]
     text = header
     if template:
-        text += "template <" + ", ".join(f"{kind} {n}" for (n, _), (kind, _) in zip(template, values)) + ">\n"
+        text += (
+            "template <" + ", ".join(f"{kind} {n}" for (n, _), (kind, _) in zip(template, values, strict=True)) + ">\n"
+        )
     text += f"[[kernel]] void {kernel_name}(\n" + ",\n".join(parameters) + ") {\n"
     body_line = text.count("\n") + 1
     text += source + "\n}\n"
@@ -113,7 +121,7 @@ def generate(
     if template:
         instance += "<" + ", ".join(value for _, value in values) + ">"
         text += f'\ntemplate [[host_name("{kernel_name}")]] [[kernel]] decltype({instance}) {instance};\n'
-    return Generated(kernel_name, instance, text, arguments, attributes, header.count("\n"), body_line)
+    return Generated(kernel_name, instance, text, arguments, attributes, header.count("\n") + 1, body_line)
 
 
 def _template_value(value: object) -> tuple[str, str]:
@@ -158,7 +166,7 @@ def _arguments(
     output_dtypes: Sequence[str],
 ) -> tuple[Argument, ...]:
     table = []
-    for i, (name, (dtype, shape)) in enumerate(zip(input_names, inputs)):
+    for i, (name, (dtype, shape)) in enumerate(zip(input_names, inputs, strict=True)):
         space = "constant" if _size(shape) < CONSTANT_BELOW else "device"
         table.append(Argument("in", name, METAL_TYPE[dtype], space, not shape, i))
         if shape:
@@ -169,9 +177,11 @@ def _arguments(
                 table.append(Argument("strides", name, "int64_t", "constant", False, i))
             if f"{name}_ndim" in source:
                 table.append(Argument("ndim", name, "int", "constant", True, i))
-    for i, (name, dtype) in enumerate(zip(output_names, output_dtypes)):
+    for i, (name, dtype) in enumerate(zip(output_names, output_dtypes, strict=True)):
         metal_type = METAL_TYPE[dtype]
-        table.append(Argument("out", name, f"atomic<{metal_type}>" if atomic_outputs else metal_type, "device", False, i))
+        table.append(
+            Argument("out", name, f"atomic<{metal_type}>" if atomic_outputs else metal_type, "device", False, i)
+        )
     return tuple(table)
 
 

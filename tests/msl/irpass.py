@@ -24,7 +24,10 @@ _TERMINATOR = re.compile(r"(br|ret|switch|unreachable|indirectbr)\b")
 _POINTER = re.compile(r"ptr addrspace\(([123])\) (.*)$")
 _ORDERING = re.compile(r" (monotonic|seq_cst|acquire|release|unordered)$")
 _MEMORY_CALL = re.compile(r"call void @llvm\.(memcpy|memmove|memset)[\w.]*\((.*)\)")
-_FLOP = re.compile(r"= (?:fadd|fsub|fmul|fdiv|frem)(?: (?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast))* (?:<(\d+) x )?(?:float|half|bfloat)")
+_FLOP = re.compile(
+    r"= (?:fadd|fsub|fmul|fdiv|frem)(?: (?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast))* "
+    r"(?:<(\d+) x )?(?:float|half|bfloat)"
+)
 _FMA = re.compile(r"call [^@]*@llvm\.(?:fma|fmuladd)\.(?:v(\d+))?(?:f16|bf16|f32)")
 _SPECIAL = re.compile(
     r"call [^@]*@(?:llvm\.(?:exp2?|exp10|log2?|log10|sin|cos|tanh?|pow|sqrt)\.(?:v(\d+))?"
@@ -53,7 +56,9 @@ class _Instrumenter:
     flops: int = 0
     specials: int = 0
 
-    def check(self, line: str, pointer: str, space: int, size: int, align: int, is_store: bool, length: str = "") -> None:
+    def check(
+        self, line: str, pointer: str, space: int, size: int, align: int, is_store: bool, length: str = ""
+    ) -> None:
         location: Location = self.debug.location(line, self.is_user)
         site = Site(size, align, space, is_store, location.line, location.column)
         number = self.sites.setdefault(site, len(self.sites))

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-_METADATA = re.compile(r"^!(\d+) = (?:distinct )?!(DI(?:Location|Subprogram|LexicalBlock|LexicalBlockFile|File))\((.*)\)$", re.M)
+_METADATA = re.compile(
+    r"^!(\d+) = (?:distinct )?!(DI(?:Location|Subprogram|LexicalBlock|LexicalBlockFile|File))\((.*)\)$", re.M
+)
 _DBG = re.compile(r"!dbg !(\d+)")
 _TRAILING_METADATA = re.compile(r", !\w+.*$")
 _SCALAR_BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "half": 2, "bfloat": 2, "float": 4, "double": 8}
@@ -38,6 +40,12 @@ class DebugInfo:
                 break
             node = self._field(text, "inlinedAt")
         return location
+
+    def scope(self, definition: str) -> Location:
+        """Where the function of a `define` line is declared."""
+        match = _DBG.search(definition)
+        text = self._nodes.get(match.group(1), "") if match else ""
+        return Location(self.file(match.group(1) if match else None), int(self._field(text, "line") or 0), 0)
 
     def file(self, scope: str | None) -> str:
         while scope is not None:

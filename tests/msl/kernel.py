@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import mlx.core as mx
+from mlxlin.backend import mx
 
 from .arrays import as_input, to_mlx
 from .compile import METAL_VERSIONS, CompiledKernel
+from .errors import LintError
 from .gen import Generated, TemplateArgument, dtype_name, generate
 from .launch import Options, launch
+from .lint_text import lint_text
 from .report import Report
 
 _compiled: dict[tuple[str, int, bool], CompiledKernel] = {}
@@ -67,11 +69,11 @@ class EmulatedKernel:
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
         clamped = _clamp(grid, threadgroup, options.max_threads)
-        compiled = _compile(kernel, metal, options.check)
+        compiled = self._compile(kernel, metal, options, template)
         shapes = [tuple(int(n) for n in shape) for shape in output_shapes]
         outputs, _last = launch(compiled, arrays, shapes, dtypes, grid, clamped, init_value, options)
         if any(array.is_mlx for array in arrays) or any(isinstance(dtype, mx.Dtype) for dtype in output_dtypes):
-            return [to_mlx(output, dtype) for output, dtype in zip(outputs, dtypes)]
+            return [to_mlx(output, dtype) for output, dtype in zip(outputs, dtypes, strict=True)]
         return outputs
 
     def generate(
@@ -92,6 +94,30 @@ class EmulatedKernel:
             output_dtypes=output_dtypes,
             template=template or (),
         )
+
+    def _compile(
+        self, kernel: Generated, metal: int, options: Options, template: Sequence[TemplateArgument] | None
+    ) -> CompiledKernel:
+        if metal not in METAL_VERSIONS:
+            raise ValueError(f"unknown Metal version {metal}; one of {METAL_VERSIONS}")
+        key = (kernel.text, metal, options.check)
+        if key in _compiled:
+            return _compiled[key]
+        findings = lint_text(
+            source=self.source,
+            header=self.header,
+            template=template or (),
+            metal=metal,
+            input_names=self.input_names,
+            n_buffers=len(kernel.arguments),
+        )
+        if findings and options.lint:
+            raise LintError(kernel.kernel_name, findings)
+        compiled = CompiledKernel(kernel, metal=metal, check=options.check)
+        if compiled.findings and options.lint:
+            raise LintError(kernel.kernel_name, compiled.findings)
+        _compiled[key] = compiled
+        return compiled
 
     def _check_counts(self, inputs: Sequence[Any], shapes: Sequence[Any], dtypes: Sequence[Any]) -> None:
         for what, given, names in (
@@ -117,6 +143,7 @@ def metal_kernel(
     *,
     check: bool = True,
     strict: bool = True,
+    lint: bool = True,
     order: int = 0,
     align: int | None = None,
     max_threads: int = 1024,
@@ -129,6 +156,7 @@ def metal_kernel(
         divergence, barriers and accesses past the end of a buffer are noticed.
     strict: report as errors also what many GPUs tolerate (divergent SIMD functions, reads of uninitialised memory);
         with strict=False these become `last_report().warnings`.
+    lint: reject what clang accepts and Apple's compiler does not (LintError).
     order: schedule of the threads, 0..7: bit 0 runs the lanes of a SIMD-group in descending order, bit 1 the
         SIMD-groups, bit 2 the threadgroups. Same order, same result, bit for bit.
     align: alignment in bytes of the buffers; the element size proves that no vector access relies on more.
@@ -139,7 +167,7 @@ def metal_kernel(
     if not output_names:
         raise ValueError("[metal_kernel] Must specify at least one output.")
     version = metal or int(os.environ.get("MLXLIN_MSL_METAL", METAL_VERSIONS[0]))
-    options = Options(check, strict, order, align, max_threads, threadgroup_limit)
+    options = Options(check, strict, lint, order, align, max_threads, threadgroup_limit)
     return EmulatedKernel(
         name,
         tuple(input_names),
@@ -170,16 +198,9 @@ def install(**options: Any) -> Iterator[None]:
 
 def _clamp(grid: Sequence[int], threadgroup: Sequence[int], limit: int) -> tuple[int, int, int]:
     """Threadgroup sizes as dispatched: no larger than the grid."""
-    x, y, z = (min(int(t), int(g)) for t, g in zip(threadgroup, grid))
+    x, y, z = (min(int(t), int(g)) for t, g in zip(threadgroup, grid, strict=True))
     if x * y * z > limit:
         raise ValueError(
             f"Thread group size ({x * y * z}) is greater than  the maximum allowed threads per threadgroup ({limit})."
         )
     return x, y, z
-
-
-def _compile(kernel: Generated, metal: int, check: bool) -> CompiledKernel:
-    key = (kernel.text, metal, check)
-    if key not in _compiled:
-        _compiled[key] = CompiledKernel(kernel, metal=metal, check=check)
-    return _compiled[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy as np
 from .arrays import InputArray, filled
 from .compile import CompiledKernel, runtime
 from .errors import RunError
-from .gen import Argument
+from .gen import Argument, Generated
 from .report import BufferUse, Report, SiteUse
 
 _SPACES = {1: "device", 2: "constant", 3: "threadgroup"}
@@ -64,6 +65,7 @@ class Options:
 
     check: bool
     strict: bool
+    lint: bool
     order: int
     align: int | None
     max_threads: int
@@ -73,7 +75,9 @@ class Options:
 class _GuardedBuffer:
     """Memory of one argument, followed by a page that faults when touched."""
 
-    def __init__(self, argument: Argument, contents: np.ndarray[Any, Any], state: np.ndarray[Any, Any], item: int, align: int):
+    def __init__(
+        self, argument: Argument, contents: np.ndarray[Any, Any], state: np.ndarray[Any, Any], item: int, align: int
+    ):
         self.argument = argument
         suffix = "" if argument.kind in ("in", "out") else f"_{argument.kind}"
         self.name = argument.name + suffix
@@ -111,7 +115,7 @@ def launch(
     options: Options,
 ) -> tuple[list[np.ndarray[Any, Any]], Report]:
     """Outputs (bfloat16 as uint16) and counters; RunError if anything undefined happened."""
-    outputs = [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+    outputs = [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
     buffers, addresses = [], []
     try:
         for argument in compiled.kernel.arguments:
@@ -145,7 +149,9 @@ def _buffer(
         output = outputs[argument.index]
         contents = output.reshape(-1).view(np.uint8)
         state = np.full(contents.nbytes, _VALID if is_initialised else 0, np.uint8)
-        return _GuardedBuffer(argument, contents, state, output.itemsize, _align(output.nbytes, output.itemsize, align)), 0
+        return _GuardedBuffer(
+            argument, contents, state, output.itemsize, _align(output.nbytes, output.itemsize, align)
+        ), 0
     array = inputs[argument.index]
     if argument.kind == "in":
         contents, belongs, offset = array.memory()
@@ -192,7 +198,7 @@ def _run(
             runtime().mtl_launch(c.byref(state))
         state.seconds = time.perf_counter() - start
     if state.failed:
-        raise RunError(f"{compiled.kernel.kernel_name}: {state.message.decode()}")
+        raise RunError(f"{compiled.kernel.kernel_name}: {_locate(compiled.kernel, state.message)}")
     return state, structures, counts
 
 
@@ -206,17 +212,18 @@ def _report(
     threadgroup: tuple[int, int, int],
 ) -> Report:
     uses = {}
-    for buffer, structure in zip(buffers, structures):
+    for buffer, structure in zip(buffers, structures, strict=True):
         unique_loaded = int(np.count_nonzero(buffer.state & _READ))
         unique_stored = int(np.count_nonzero(buffer.state & _WRITTEN))
         uses[buffer.name] = BufferUse(buffer.bytes, structure.loaded, structure.stored, unique_loaded, unique_stored)
+    locate = compiled.kernel.locate
     sites = tuple(
-        SiteUse(site.line, site.column, _SPACES[site.space], bool(site.is_store), site.size, count)
-        for site, count in zip(compiled.sites, counts)
+        SiteUse(*locate(site.line), site.column, _SPACES[site.space], bool(site.is_store), site.size, count)
+        for site, count in zip(compiled.sites, counts, strict=False)
     )
     return Report(
         threads=int(np.prod(grid, dtype=np.int64)),
-        threadgroups=int(np.prod([-(-g // t) if t else 0 for g, t in zip(grid, threadgroup)])),
+        threadgroups=int(np.prod([-(-g // t) if t else 0 for g, t in zip(grid, threadgroup, strict=True)])),
         threadgroup_bytes=state.threadgroup_bytes,
         simd_ops=state.simd_ops,
         matrix_products=state.matrix_products,
@@ -224,12 +231,25 @@ def _report(
         simdgroup_barriers=state.simdgroup_barriers,
         atomics=state.atomics,
         seconds=state.seconds,
-        warnings=tuple(state.warnings.decode().splitlines()),
+        warnings=tuple(_locate(compiled.kernel, state.warnings).splitlines()),
         flops=state.flops,
         specials=state.specials,
         buffers=uses if compiled.check else {},
         sites=sites,
     )
+
+
+def _locate(kernel: Generated, message: bytes) -> str:
+    """The runtime's message with lines of the generated text replaced by those of `source` or `header`."""
+
+    def position(match: re.Match[str]) -> str:
+        line, column = map(int, match.groups())
+        if line == 0:
+            return "a function of MLX's preamble"
+        part, line = kernel.locate(line)
+        return f"{part} line {line}:{column}"
+
+    return re.sub(r"\bline (\d+):(\d+)", position, message.decode())
 
 
 def _require_written(kernel: str, buffers: Sequence[_GuardedBuffer], outputs: Sequence[np.ndarray[Any, Any]]) -> None:

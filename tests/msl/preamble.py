@@ -1,4 +1,4 @@
-"""The text that MLX puts before every custom kernel (`metal::utils()`), rebuilt from the headers in the installed wheel."""
+"""The text MLX puts before every custom kernel (`metal::utils()`), from the headers in the installed wheel."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def preamble() -> str:
     parts = []
     for name in _HEADERS:
         path = f"{_FOLDER}/{name}.h"
-        text = re.sub(r'^\s*(#include ".*\.h"|#pragma once)\s*$', "", (include / path).read_text(), flags=re.M)
+        text = re.sub(r'^[ \t]*(#include ".*\.h"|#pragma once)[ \t]*$', "", (include / path).read_text(), flags=re.M)
         parts.append(f'#line 1 "{path}"\n{text}\n')
     return rewrite_preamble("".join(parts))

@@ -20,7 +20,8 @@ class BufferUse:
 class SiteUse:
     """How often one load or store of the source was executed, over all threads."""
 
-    line: int  # of `source` if positive; lines of `header` are counted from the end of the header: -1 is its last
+    part: str  # "source" or "header"
+    line: int  # of that part
     column: int
     space: str  # "device", "constant" or "threadgroup"
     is_store: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -39,8 +40,9 @@ def libc_headers() -> tuple[str, ...]:
     if not is_zig():
         return ()
     lib = Path(clang()[0]).parent / "lib"
-    folders = ("include", *(f"libc/include/{name}" for name in ("x86-linux-gnu", "generic-glibc", "x86-linux-any", "any-linux-any")))
-    return ("--target=x86_64-linux-gnu", "-nostdinc", *(option for f in folders for option in ("-isystem", str(lib / f))))
+    libc = [f"libc/include/{name}" for name in ("x86-linux-gnu", "generic-glibc", "x86-linux-any", "any-linux-any")]
+    includes = [option for name in ("include", *libc) for option in ("-isystem", str(lib / name))]
+    return ("--target=x86_64-linux-gnu", "-nostdinc", *includes)
 
 
 @functools.cache
@@ -75,7 +77,7 @@ def folder_digest(folder: Path) -> str:
     return digest(*(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()))
 
 
-def cached(name: str, build: Callable[[Path], None]) -> Path:
+def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache, filled once by `build(folder)`; complete or absent, never half-made."""
     target = cache_folder() / name
     if target.is_dir():
@@ -83,13 +85,20 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     scratch = Path(tempfile.mkdtemp(dir=cache_folder(), prefix=f"{name}."))
     try:
         build(scratch)
-        try:
+        with contextlib.suppress(OSError):  # another process may have been faster
             scratch.rename(target)
-        except OSError:  # another process was faster
-            if not target.is_dir():
-                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def cached_file(name: str, build: Callable[[Path], object]) -> Path:
+    """The same for one file whose final path matters to the compiler."""
+    target = cache_folder() / name
+    if not target.is_file():
+        scratch = target.with_name(f"{name}.{os.getpid()}")
+        build(scratch)
+        scratch.replace(target)
     return target
 
 
