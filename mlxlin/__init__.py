@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .errors import UnsupportedError as UnsupportedError
     from .generate import batch as batch
     from .generate import stream as stream
-    from .load import describe as describe
-    from .load import load as load
+    from .loader import describe as describe
+    from .loader import load as load
     from .models import Model as Model
     from .sampling import Sampling as Sampling
     from .state import State as State
@@ -48,9 +48,9 @@ _HOME = {
     "UnsupportedError": "errors",
     "batch": "generate",
     "convert_checkpoint": "convert",
-    "describe": "load",
+    "describe": "loader",
     "describe_backend": "backend",
-    "load": "load",
+    "load": "loader",
     "stream": "generate",
 }
 

@@ -1,0 +1,143 @@
+"""A folder that appears whole or not at all: written beside its place, synced to disk, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from mlxlin.errors import InputError, MlxlinError, ResourceError
+
+MANIFEST = "mlxlin.json"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def check_target(out: Path) -> None:
+    """Refuse an output path that holds something we did not write.
+
+    Raises:
+        InputError: a file, or a non-empty folder without our manifest.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; the output must be a folder.", "Name another output folder.")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+        raise InputError(
+            f"{out} exists, is not empty and was not written by mlxlin; it was left untouched.",
+            "Name another output folder, or empty this one yourself.",
+        )
+
+
+def check_disk(out: Path, needed: int) -> None:
+    """Refuse when the disk under `out` has less than `needed` bytes free.
+
+    Raises:
+        ResourceError: with both numbers.
+    """
+    place = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ResourceError(
+            f"The output needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free on the disk of {place}.",
+            "Free some space, name an output on another disk, or quantise to fewer bits.",
+        )
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `out` when the block ends well, and vanishes when it does not.
+
+    A previous `out` of ours stays until the new one is complete. What a killed process left behind is removed.
+
+    Raises:
+        ResourceError: the disk is full, or another process is writing the same output.
+    """
+    out = out.resolve()
+    check_target(out)
+    temporary = out.parent / f".{out.name}.mlxlin-new"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(temporary):
+            try:
+                _clear(temporary)
+                _restore(out)
+                yield temporary
+                _sync(temporary)
+                _replace(temporary, out)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise ResourceError(
+                f"The disk is full, or a size limit was hit, while writing {out.name}; nothing was left behind.",
+                "Free some space and run the same command again.",
+            ) from error
+        raise MlxlinError(
+            f"{out.name} could not be written: {error}", "Check the folder and its permissions."
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Create `folder` and hold it; a process that died holds nothing, so what it left can be taken over."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                name = folder.name.removeprefix(".").removesuffix(".mlxlin-new")
+                raise ResourceError(f"Another process is writing {name} just now.", "Wait for it to finish.") from error
+            if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
+                yield
+                return
+        finally:  # also when the folder was renamed into place between opening and locking it: try again
+            os.close(handle)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _old(out: Path) -> Path:
+    return out.parent / f".{out.name}.mlxlin-old"
+
+
+def _restore(out: Path) -> None:
+    """Undo a replacement that was cut short between its two renames; else remove what it left."""
+    if _old(out).exists() and not out.exists():
+        os.rename(_old(out), out)
+    shutil.rmtree(_old(out), ignore_errors=True)
+
+
+def _replace(folder: Path, out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        os.rename(out, _old(out))
+        try:
+            os.rename(folder, out)
+        except OSError:
+            os.rename(_old(out), out)
+            raise
+    else:
+        os.rename(folder, out)
+    _sync_path(out.parent)
+    shutil.rmtree(_old(out), ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync_path(path)
+    _sync_path(folder)
+
+
+def _sync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,136 @@
+"""Which files of a repository a model needs, and where a download keeps them. No network here."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from pathlib import Path
+
+from mlxlin.errors import CheckpointError, UnsupportedError
+
+from .formats import pickles, safetensors
+from .formats.source import READABLE, foreign_format
+
+# everything that text, stops and templates are read from; kept beside converted weights as well
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "tiktoken.model",
+    "rwkv_vocab_*.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*$")
+_COMMIT = re.compile(r"[0-9a-f]{40}$")
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether `text` has the form of a hub id, "owner/name"."""
+    return bool(_ID.match(text)) and ".." not in text and "--" not in text and len(text) <= 96
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision is a full commit hash, which names one state for ever."""
+    return revision is not None and bool(_COMMIT.match(revision))
+
+
+def is_side_file(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in SIDE_FILES)
+
+
+def choose(names: list[str], repo: str, only: str | None = None) -> tuple[list[str], list[str]]:
+    """Side files and weight files to download, each in a fixed order.
+
+    Args:
+        names: all files of the repository.
+        only: the one weight file wanted, where a repository holds several models.
+
+    Raises:
+        UnsupportedError: only weights in another format; the message names it.
+        CheckpointError: no weights, or several models and no choice.
+    """
+    side = sorted(name for name in names if is_side_file(name) or name == "mlxlin.json")
+    if only is not None:
+        if only not in names:
+            raise CheckpointError(f"{repo} holds no file {only}.")
+        return side, [only]
+    root = [name for name in names if "/" not in name]
+    tensors = sorted(name for name in root if name.endswith(".safetensors") and not name.startswith("adapter"))
+    if tensors:
+        model = [name for name in tensors if re.match(r"model(-\d+-of-\d+)?\.safetensors$", name)]
+        index = [safetensors.INDEX] if safetensors.INDEX in root else []
+        return side + index, model or tensors
+    if pickled := sorted(name for name in root if re.match(r"pytorch_model(-\d+-of-\d+)?\.bin$", name)):
+        return side + ([pickles.INDEX] if pickles.INDEX in root else []), pickled
+    bare = sorted(name for name in root if name.endswith((".pth", ".pt")))
+    if len(bare) == 1:
+        return side, bare
+    if bare:
+        raise CheckpointError(f"{repo} holds several models: {', '.join(bare)}.", f"Name one, e.g. {repo}/{bare[0]}")
+    for name in names:
+        if form := foreign_format(name):
+            raise UnsupportedError(f"{repo} holds its weights in {form} format, which mlxlin cannot read.", READABLE)
+    raise CheckpointError(f"{repo} holds no weights that mlxlin can read.", READABLE)
+
+
+class Cache:
+    """One model's place in the hub's cache: blobs by hash, a folder of links per commit, names of commits."""
+
+    def __init__(self, root: Path, repo: str) -> None:
+        self.folder = root / ("models--" + repo.replace("/", "--"))
+
+    def snapshot(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def blob(self, name: str) -> Path:
+        return self.folder / "blobs" / name
+
+    def commit(self, revision: str | None) -> str | None:
+        """The commit a branch or tag stood for when it was last looked up."""
+        if is_commit(revision):
+            return revision
+        reference = self.folder / "refs" / (revision or "main")
+        return reference.read_text().strip() if reference.is_file() else None
+
+    def remember(self, revision: str | None, commit: str) -> None:
+        if not is_commit(revision):
+            self._write(self.folder / "refs" / (revision or "main"), commit)
+
+    def link(self, commit: str, name: str, blob: Path) -> None:
+        """Make `blob` appear as file `name` of a commit."""
+        place = self.snapshot(commit) / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(blob, place.parent))
+        os.replace(temporary, place)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+
+
+def missing_file(folder: Path, only: str | None = None) -> str | None:
+    """What a downloaded model lacks before it can be loaded; None when it is complete."""
+    if not (folder / "config.json").is_file() and only is None:
+        return "config.json"
+    if only is not None:
+        return None if (folder / only).is_file() else only
+    try:
+        if safetensors.shard_names(folder) or pickles.file_names(folder):
+            return None
+    except CheckpointError as error:
+        return error.message
+    return "the weights"

@@ -1,0 +1,216 @@
+"""From an opened checkpoint to the list of what a model consists of; each item knows its stored form before it is read.
+
+The same list is written by a conversion and filled into a model by `load`, which is why both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from mlxlin.backend import mx
+from mlxlin.errors import CheckpointError, InputError, NumericsError
+from mlxlin.models import ModelSpec, Plan, QuantSpec, Role, Target, find, parameters, translate
+
+from .formats import Source
+from .formats.tensor import DTYPES, dtype_name
+from .quantize import packed_shapes, quantize
+from .recipe import Recipe
+from .writer import Shape
+
+Arrays = dict[str, mx.array]
+_PARTS = ("weight", "scales", "biases")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One parameter of a model.
+
+    Attributes:
+        name: internal name; of a quantised matrix without `.weight`.
+        role: see `models.params.Role`.
+        shape: unquantised.
+        sources: the checkpoint's tensors it is made of.
+        stored: name -> dtype and shape of the arrays `read` gives.
+        read: the arrays, by name.
+        quantization: how the matrix is packed; None for plain numbers.
+        note: why it is stored differently from what was asked for.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    stored: dict[str, Shape]
+    read: Callable[[], Arrays]
+    quantization: QuantSpec | None = None
+    note: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return sum(shape.nbytes for shape in self.stored.values())
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A whole model, described but not read.
+
+    Attributes:
+        spec: what to build.
+        items: everything it needs, in the order of use.
+        format: of the source.
+        dropped: (name, reason) of the checkpoint's tensors that are not used.
+        notices: what a person should be told.
+    """
+
+    spec: ModelSpec
+    items: list[Item]
+    format: str
+    dropped: tuple[tuple[str, str], ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def quantization(self) -> dict[str, QuantSpec]:
+        """Name of a matrix -> how it is packed."""
+        return {item.name: item.quantization for item in self.items if item.quantization is not None}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(item.size for item in self.items)
+
+
+def prepare(source: Source, recipe: Recipe, dtype: mx.Dtype | None = None) -> Prepared:
+    """Translate a checkpoint and decide how each of its parameters is stored.
+
+    Args:
+        source: an opened checkpoint.
+        recipe: what to quantise.
+        dtype: of what stays float; None keeps the checkpoint's.
+
+    Raises:
+        UnsupportedError: a model or a config mlxlin does not run.
+        CheckpointError: tensors missing, unknown or of the wrong shape.
+        InputError: a recipe for a checkpoint that is already quantised.
+    """
+    family = find(source.config)
+    plan = translate(family, family.spec(source.config), source.tensors)
+    # a second translation over zeros, which costs nothing, tells the dtypes
+    blank = translate(family, plan.spec, {name: tensor.blank() for name, tensor in source.tensors.items()})
+    stored = {target.name: Shape(dtype_name(target.read().dtype), target.shape) for target in blank.targets}
+    items = list(_items(source, plan, stored))
+    dropped, notices = (*source.dropped, *plan.dropped), (*source.notices, *plan.notices)
+    return requantize(Prepared(plan.spec, items, source.format, dropped, notices), recipe, dtype)
+
+
+def requantize(prepared: Prepared, recipe: Recipe, dtype: mx.Dtype | None = None) -> Prepared:
+    """The same model with its parameters stored otherwise.
+
+    Raises:
+        InputError: a recipe for a model that is already quantised, other than what it already is.
+    """
+    if recipe.base is not None and prepared.quantization:
+        chosen = {item.name: recipe.choose(item.name, item.shape, item.role)[0] for item in prepared.items}
+        if {name: spec for name, spec in chosen.items() if spec is not None} != prepared.quantization:
+            raise InputError(
+                "The checkpoint is already quantised, and not in this way; quantising it again would only lose.",
+                "Leave the bits out, or start from the original checkpoint.",
+            )
+    return replace(prepared, items=[_stored_as(item, recipe, dtype) for item in prepared.items])
+
+
+def _items(source: Source, plan: Plan, stored: dict[str, Shape]) -> Iterable[Item]:
+    """One item per parameter; weight, scales and biases of a packed matrix belong together."""
+    targets = {target.name: target for target in plan.targets}
+    for name, parameter in parameters(plan.spec).items():
+        module = name.removesuffix(".weight")
+        if module + ".scales" not in targets:
+            target = targets[name]
+            yield Item(name, parameter.role, parameter.shape, target.sources, {name: stored[name]}, _reader([target]))
+            continue
+        parts = [targets[f"{module}.{part}"] for part in _PARTS if f"{module}.{part}" in targets]
+        sources = tuple(source_name for part in parts for source_name in part.sources)
+        spec = _common_spec(source, parts[0], parameter.shape)
+        yield Item(
+            module,
+            parameter.role,
+            parameter.shape,
+            sources,
+            {p.name: stored[p.name] for p in parts},
+            _reader(parts),
+            spec,
+        )
+
+
+def _reader(targets: list[Target]) -> Callable[[], Arrays]:
+    return lambda: {target.name: target.read() for target in targets}
+
+
+def _common_spec(source: Source, weight: Target, shape: tuple[int, ...]) -> QuantSpec:
+    specs = {source.quantization[name.removesuffix(".weight")] for name in weight.sources}
+    if len(specs) != 1:
+        raise CheckpointError(f"{', '.join(weight.sources)} belong together, but are quantised differently.")
+    spec = specs.pop()
+    if weight.shape[-1] * 32 != shape[-1] * spec.bits:
+        raise CheckpointError(f"{weight.sources[0]} has {weight.shape[-1] * 32 // spec.bits} columns, not {shape[-1]}.")
+    return spec
+
+
+def _stored_as(item: Item, recipe: Recipe, dtype: mx.Dtype | None) -> Item:
+    """`item` cast to `dtype` and, where it is not packed yet, quantised as the recipe says."""
+    item = _cast(item, dtype)
+    if item.quantization is not None:
+        return item
+    module = item.name.removesuffix(".weight")
+    spec, note = recipe.choose(module, item.shape, item.role)
+    if spec is None:
+        return replace(item, note=note)
+    shape = item.stored[item.name]
+    stored = {f"{module}.{part}": s for part, s in packed_shapes(item.shape, shape.dtype, spec).items()}
+
+    def read() -> Arrays:
+        parts = quantize(item.read()[item.name], spec, module)
+        return {f"{module}.{part}": array for part, array in parts.items()}
+
+    return replace(item, name=module, stored=stored, read=read, quantization=spec, note=note)
+
+
+def _cast(item: Item, dtype: mx.Dtype | None) -> Item:
+    """Floats in `dtype`, but for float32 vectors (norms, A_log, dt_bias), whose precision costs nothing."""
+    if dtype is None:
+        return item
+    name = dtype_name(dtype)
+
+    def wanted(shape: Shape) -> Shape:
+        kept = item.role == "keep" and shape.dtype == "F32"
+        return Shape(name, shape.shape) if shape.dtype in _FLOATS and not kept else shape
+
+    stored = {key: wanted(shape) for key, shape in item.stored.items()}
+    if stored == item.stored:
+        return item
+
+    def read() -> Arrays:
+        return {key: _convert(array, stored[key].dtype, key) for key, array in item.read().items()}
+
+    return replace(item, stored=stored, read=read)
+
+
+def _convert(array: mx.array, dtype: str, name: str) -> mx.array:
+    target = DTYPES[dtype][1]
+    if target is None or array.dtype == target:
+        return array
+    result = array.astype(target)
+    if target == mx.float16 and not mx.isfinite(result).all().item():
+        raise NumericsError(f"{name} holds values beyond the range of float16.", "Use bfloat16 instead.")
+    return result

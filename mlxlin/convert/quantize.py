@@ -1,0 +1,60 @@
+"""Packing a matrix, in bands of rows so that the temporaries stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlxlin.backend import mx
+from mlxlin.errors import NumericsError
+from mlxlin.models.params import QuantSpec
+
+from .writer import Shape
+
+_BAND = 1 << 24  # elements quantised at a time
+
+
+def packed_shapes(shape: tuple[int, ...], dtype: str, spec: QuantSpec) -> dict[str, Shape]:
+    """What `quantize` returns for a matrix [..., out, in] stored as `dtype`: part name -> dtype and shape."""
+    lead, columns = shape[:-1], shape[-1]
+    groups = (*lead, columns // spec.group_size)
+    packed = Shape("U32", (*lead, columns * spec.bits // 32))
+    if spec.mode == "affine":
+        return {"weight": packed, "scales": Shape(dtype, groups), "biases": Shape(dtype, groups)}
+    return {"weight": packed, "scales": Shape("U8", groups)}
+
+
+def quantize(matrix: mx.array, spec: QuantSpec, name: str) -> dict[str, mx.array]:
+    """Pack a matrix [..., out, in] into "weight", "scales" and (affine) "biases".
+
+    Raises:
+        NumericsError: a value that is not finite; it would spoil its whole group.
+    """
+    flat = matrix.reshape(-1, matrix.shape[-1])
+    step = max(1, _BAND // flat.shape[1])
+    bands: list[tuple[mx.array, ...]] = []
+    for start in range(0, flat.shape[0], step):
+        band = flat[start : start + step]
+        if not mx.isfinite(band).all().item():
+            raise NumericsError(f"{name} holds values that are not finite; it cannot be quantised.")
+        bands.append(tuple(mx.quantize(band, group_size=spec.group_size, bits=spec.bits, mode=spec.mode)))
+        mx.eval(bands[-1])
+    joined = bands[0] if len(bands) == 1 else tuple(mx.concatenate(list(parts)) for parts in zip(*bands, strict=True))
+    names = ("weight", "scales", "biases")[: len(joined)]
+    return {part: array.reshape(*matrix.shape[:-1], -1) for part, array in zip(names, joined, strict=True)}
+
+
+def dequantize(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:
+    """The numbers of a packed matrix, computed and returned in `dtype`."""
+    affine = spec.mode == "affine"
+    rows = parts["weight"].reshape(-1, parts["weight"].shape[-1])
+    scales, biases = parts["scales"], parts.get("biases")
+    flat = mx.dequantize(
+        rows,
+        (scales.astype(dtype) if affine else scales).reshape(rows.shape[0], -1),
+        None if biases is None else biases.astype(dtype).reshape(rows.shape[0], -1),
+        group_size=spec.group_size,
+        bits=spec.bits,
+        mode=spec.mode,
+        dtype=None if affine else dtype,
+    )
+    return flat.reshape(*parts["weight"].shape[:-1], -1)

@@ -1,0 +1,224 @@
+"""A folder, hub id, alias or "demo" becomes a model and a tokenizer."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxlin.aliases import ALIASES
+from mlxlin.backend import compute_dtype, mx, on_metal
+from mlxlin.convert import hub
+from mlxlin.convert.formats import open_checkpoint
+from mlxlin.convert.formats.tensor import DTYPES
+from mlxlin.convert.hub_files import is_repo_id
+from mlxlin.convert.manifest import is_converted, open_converted
+from mlxlin.convert.prepare import Arrays, Item, Prepared, prepare, requantize
+from mlxlin.convert.quantize import dequantize
+from mlxlin.convert.recipe import make_recipe
+from mlxlin.errors import CheckpointError, InputError, ResourceError
+from mlxlin.memory import available_bytes
+from mlxlin.models import Model, QuantSpec
+from mlxlin.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+Notice = Callable[[str], None]
+
+DEMO = Path(__file__).parent / "demo"
+_FLOAT32 = ("A_log", "dt_bias")  # small, and the state remembers their rounding: never narrowed
+_FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: mx.Dtype | None = None,
+    bits: int | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+) -> tuple[Model, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Args:
+        source: "demo", a folder (raw or converted), a weight file, a hub id, or an alias.
+        dtype: to compute in; None for the checkpoint's on a GPU and float32 on the CPU.
+        bits: quantise while loading, as a conversion would.
+        revision: of a hub id: branch, tag or commit.
+        progress: called with (bytes done, bytes in all), for the download and then for the weights.
+        notice: called with a sentence the person should know: dropped tensors, ignored code, a slower path.
+
+    Raises:
+        CheckpointError, UnsupportedError: a checkpoint that is broken, or that mlxlin does not run.
+        HubError: the hub has no such model, or cannot be reached.
+        InputError: options that do not fit the source.
+        ResourceError: the model does not fit into memory.
+    """
+    path = resolve(source, revision, progress=progress, notice=notice)
+    tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
+    return load_model(path, dtype=dtype, bits=bits, progress=progress, notice=notice), tokenizer
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: mx.Dtype | None = None,
+    bits: int | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+) -> Model:
+    """`load` without the tokenizer."""
+    path = resolve(source, revision, progress=progress, notice=notice)
+    prepared = open_path(path, bits)
+    tell = notice or (lambda text: None)
+    for text in prepared.notices:
+        tell(text)
+    plan = _plan(prepared, dtype)
+    if plan.notice:
+        tell(plan.notice)
+    params: Arrays = {}
+    done = 0
+    for item in prepared.items:
+        arrays = plan.read(item)
+        params.update(arrays)
+        done += sum(array.nbytes for array in arrays.values())
+        if progress is not None:
+            progress(done, plan.nbytes)
+    return Model(prepared.spec, params, {} if plan.unpack else prepared.quantization)
+
+
+def resolve(
+    source: str | Path, revision: str | None = None, *, progress: Progress | None = None, notice: Notice | None = None
+) -> Path:
+    """The folder (or weight file) behind a name; downloads a hub id.
+
+    Raises:
+        CheckpointError: a path that does not exist, or a name nobody knows.
+        InputError: a revision for something that has none.
+    """
+    local = local_path(source)
+    if local is not None:
+        if revision is not None:
+            raise InputError(f"{source} is on this machine; only hub ids have revisions.", "Leave --revision out.")
+        return local
+    repo, file = split_id(str(source))
+    folder = hub.fetch(repo, revision, file=file, progress=progress, notice=notice)
+    return folder if file is None else folder / file
+
+
+def local_path(source: str | Path) -> Path | None:
+    """Where `source` lies on this machine; None for a hub id or alias.
+
+    Raises:
+        CheckpointError: it is a path, but nothing is there; or a name nobody knows.
+    """
+    if str(source) == "demo":
+        return DEMO
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    text = str(source)
+    if isinstance(source, str) and (text in ALIASES or is_repo_id(split_id(text)[0])):
+        return None
+    if isinstance(source, Path) or "/" in text or text.startswith((".", "~")):
+        raise CheckpointError(
+            f"There is no such file or directory: {path}", "Give a folder, or a hub id like owner/name."
+        )
+    nearest = difflib.get_close_matches(text, ["demo", *ALIASES], n=1, cutoff=0.4)
+    also = f"Did you mean '{nearest[0]}'? " if nearest else ""
+    raise CheckpointError(
+        f"There is no model called '{text}'.", f"{also}Give a folder, a hub id like owner/name, or demo."
+    )
+
+
+def split_id(source: str) -> tuple[str, str | None]:
+    """Hub id and, for "owner/name/file.pth", the file."""
+    if source in ALIASES:
+        return ALIASES[source].repo, None
+    if source.count("/") == 2 and source.endswith((".pth", ".pt", ".bin", ".safetensors")):
+        repo, _, file = source.rpartition("/")
+        return repo, file
+    return source, None
+
+
+def open_path(path: Path, bits: int | None = None) -> Prepared:
+    """The model at a path, described but not read, quantised to `bits` where given."""
+    recipe = make_recipe(bits)
+    if path.is_dir() and is_converted(path):
+        return requantize(open_converted(path), recipe)
+    return prepare(open_checkpoint(path), recipe)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How parameters become arrays to compute with: in which dtype, packed or not, and how large they get."""
+
+    dtype: mx.Dtype
+    unpack: bool
+    nbytes: int
+    notice: str = ""
+
+    def read(self, item: Item) -> Arrays:
+        """The arrays of one parameter, in memory."""
+        arrays = item.read()
+        if item.quantization is not None and self.unpack:
+            parts = {key.rpartition(".")[2]: array for key, array in arrays.items()}
+            arrays = {f"{item.name}.weight": dequantize(parts, item.quantization, self.dtype)}
+        else:
+            arrays = {key: self._cast(key, array, item.quantization) for key, array in arrays.items()}
+        mx.eval(arrays)
+        return arrays
+
+    def _cast(self, name: str, array: mx.array, spec: QuantSpec | None) -> mx.array:
+        narrow = self.dtype != mx.float32
+        keep = array.dtype not in _FLOATS or (narrow and name.rpartition(".")[2] in _FLOAT32)
+        return array if keep else array.astype(self.dtype)
+
+
+def _plan(prepared: Prepared, dtype: mx.Dtype | None) -> _Plan:
+    """The most exact plan that fits into memory.
+
+    Raises:
+        ResourceError: none does.
+    """
+    stored = _stored_dtype(prepared)
+    wanted = dtype or compute_dtype(stored)
+    packed = any(item.quantization is not None for item in prepared.items)
+    options = [_Plan(wanted, False, _nbytes(prepared, wanted, False))]
+    if not on_metal():
+        slow = "it runs slower on this CPU, because the faster form does not fit into memory"
+        unpacked = _Plan(wanted, True, _nbytes(prepared, wanted, True))
+        if packed:
+            options = [unpacked, _Plan(wanted, False, options[0].nbytes, f"The model stays quantised; {slow}.")]
+        if not packed and dtype is None and stored != wanted:
+            options.append(
+                _Plan(stored, False, _nbytes(prepared, stored, False), f"The model stays in {stored}; {slow}.")
+            )
+    room = available_bytes()
+    for plan in options:
+        if plan.nbytes <= room:
+            return plan
+    raise ResourceError(
+        f"The model needs {options[-1].nbytes / 1e9:.1f} GB of memory, but {room / 1e9:.1f} GB are free.",
+        "Quantise it while loading with -q 4, or take a smaller model." if not packed else "Take a smaller model.",
+    )
+
+
+def _stored_dtype(prepared: Prepared) -> mx.Dtype:
+    """What the checkpoint computes in: the dtype of its embedding, or of the embedding's scales."""
+    names = [shape.dtype for shape in prepared.items[0].stored.values() if shape.dtype in ("F32", "F16", "BF16")]
+    dtype = DTYPES[names[0] if names else "BF16"][1]
+    assert dtype is not None
+    return dtype
+
+
+def _nbytes(prepared: Prepared, dtype: mx.Dtype, unpack: bool) -> int:
+    total = 0
+    for item in prepared.items:
+        if item.quantization is None or unpack:
+            total += item.size * dtype.size
+        else:
+            total += item.nbytes
+    return total
