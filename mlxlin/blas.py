@@ -58,8 +58,10 @@ def install() -> Blas:
             _write_pointer(slots[name], ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p).value or 0)
     except (OSError, KeyError, ValueError, struct.error) as error:
         return Blas("reference BLAS", False, 1, f"OpenBLAS could not be attached to this MLX ({error!r}): {reference}")
-    threads = usable_cpus()
-    getattr(library, prefix + "openblas_set_num_threads")(threads)
+    # a number given from outside holds; else the processors this process may use, not the machine's
+    if not os.environ.get("OPENBLAS_NUM_THREADS"):
+        getattr(library, prefix + "openblas_set_num_threads")(usable_cpus())
+    threads = int(getattr(library, prefix + "openblas_get_num_threads")())
     version = getattr(library, prefix + "openblas_get_config")
     version.restype = ctypes.c_char_p
     core = getattr(library, prefix + "openblas_get_corename")
