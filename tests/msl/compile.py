@@ -37,11 +37,13 @@ from .toolchain import (
 # Metal versions by macOS: 14 -> 3.1, 15 -> 3.2, 26 -> 4.0, 27 -> 4.1
 METAL_VERSIONS = (310, 320, 400, 410)
 ENTRY = "mtl_entry"
+# Kernel text is numbered from here for the compiler, so that a line number alone tells it from MLX's preamble.
+FIRST_LINE = 100_001
 
 _CODE = ("-march=x86-64-v3", "-fPIC", "-ffp-contract=off", "-fno-vectorize", "-fno-slp-vectorize")
 _LANGUAGE = (
     *("-nostdinc", "-nostdlib", "-fno-builtin", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
-    *("-fno-strict-aliasing", "-fvisibility=hidden", "-gline-tables-only"),
+    *("-fno-strict-aliasing", "-fvisibility=hidden", "-gline-tables-only", "-fconvergent-functions"),
     # unsuffixed literals are float, and every half and bfloat operation rounds
     *("-Xclang", "-cl-single-precision-constant"),
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
@@ -50,6 +52,8 @@ _LANGUAGE = (
     *("-fno-caret-diagnostics", "-fno-color-diagnostics", "-Wno-everything", "-Wimplicit-float-conversion"),
     *("-Werror=vla", "-Werror=uninitialized", "-Werror=sometimes-uninitialized"),
 )
+# everything is inlined, as on a GPU: two calls of a helper are two places in the program
+_INLINE = ("-mllvm", "-inline-threshold=20000")
 _FRONT_END = ("-O1", "-Xclang", "-disable-llvm-passes")
 # clang rounds float to bfloat through this compiler-rt function, which nothing links
 _BFLOAT_ROUNDING = """
@@ -63,6 +67,11 @@ extern "C" __attribute__((weak, used)) __bf16 __truncsfbf2(float f) {
 _SCALARS = [name for name, type_ in ATTRIBUTES.items() if type_ == "uint"]
 _VECTORS = [name for name, type_ in ATTRIBUTES.items() if type_ == "uint3"]
 _DIAGNOSTIC = re.compile(r"^(.*?):(\d+):(\d+): (?:fatal )?(error|warning): (.*)$")
+
+
+def locate(kernel: Generated, line: int) -> tuple[str, int]:
+    """(part, line of that part) of a line number the compiler or the runtime reported."""
+    return ("preamble", line) if line < FIRST_LINE else kernel.locate(line - FIRST_LINE + 1)
 
 
 def is_user(file: str) -> bool:
@@ -125,7 +134,7 @@ class CompiledKernel:
         key = digest(kernel.text, str(metal), sources_digest())
         front = cached_folder(f"front-{key}", lambda folder: _front_end(folder, kernel, metal))
         findings = json.loads((front / "findings.json").read_text())
-        self.findings = [Finding(rule, *kernel.locate(line), message) for rule, _, line, message in findings]
+        self.findings = [Finding(rule, *locate(kernel, line), message) for rule, _, line, message in findings]
         back_end = _checked if check else _fast
         folder = cached_folder(f"kernel-{key}{back_end.__name__}", lambda folder: back_end(front / "kernel.ll", folder))
         self.sites = [Site(*site) for site in json.loads((folder / "sites.json").read_text())] if check else []
@@ -141,13 +150,13 @@ def _front_end(folder: Path, kernel: Generated, metal: int) -> None:
     source, module = folder / "kernel.cpp", folder / "kernel.ll"
     options = ("-x", "c++", *_FRONT_END, "-include-pch", str(_precompiled_preamble(metal)), *_language_flags(metal))
     body = rewrite(kernel.text)
-    source.write_text(f'#line 1 "kernel.metal"\n{body}\n#line 1 "entry point"\n{_entry_point(kernel)}')
+    source.write_text(f'#line {FIRST_LINE} "kernel.metal"\n{body}\n#line 1 "entry point"\n{_entry_point(kernel)}')
     _require(kernel, *run([*clang(), *options, "-S", "-emit-llvm", str(source), "-o", str(module)]))
     findings = lint_ir(module.read_text(), is_user, ENTRY)
     if needs_ast(kernel.text):
         # in a namespace of its own, by which clang can select what to print
         spaced = folder / "spaced.cpp"
-        spaced.write_text(f'namespace __mtl_user {{\n#line 1 "kernel.metal"\n{body}\n}}\n')
+        spaced.write_text(f'namespace __mtl_user {{\n#line {FIRST_LINE} "kernel.metal"\n{body}\n}}\n')
         dump = ("-fsyntax-only", "-Xclang", "-ast-dump", "-Xclang", "-ast-dump-filter=__mtl_user")
         code, output = run([*clang(), *options, *dump, str(spaced)])
         _require(kernel, code, output if code else "")
@@ -184,7 +193,7 @@ def _require(kernel: Generated, code: int, output: str) -> None:
         file, number, column, severity, text = match.groups()
         where = f"{file}:{number}:{column}"
         if is_user(file):
-            part, number = kernel.locate(int(number))
+            part, number = locate(kernel, int(number))
             where = f"{part} line {number}:{column}"
         if severity == "error":
             messages.append(f"{where}: {text}")
@@ -201,13 +210,13 @@ def _back_end(module: Path, target: Path, *options: str) -> None:
 
 
 def _fast(module: Path, folder: Path) -> None:
-    _back_end(module, folder / "kernel.o", "-O2", "-c")
+    _back_end(module, folder / "kernel.o", "-O2", *_INLINE, "-c")
     link([folder / "kernel.o"], folder / "kernel.so")
 
 
 def _checked(module: Path, folder: Path) -> None:
     optimised, checked = folder / "optimised.ll", folder / "checked.ll"
-    _back_end(module, optimised, "-O1", "-S", "-emit-llvm")
+    _back_end(module, optimised, "-O1", *_INLINE, "-S", "-emit-llvm")
     text, sites = instrument(optimised.read_text(), is_user, ENTRY)
     checked.write_text(text)
     (folder / "sites.json").write_text(json.dumps(sites))

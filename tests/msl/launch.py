@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import InputArray, filled
-from .compile import CompiledKernel, runtime
+from .compile import CompiledKernel, locate, runtime
 from .errors import RunError
 from .gen import Argument, Generated
 from .report import BufferUse, Report, SiteUse
@@ -216,9 +216,10 @@ def _report(
         unique_loaded = int(np.count_nonzero(buffer.state & _READ))
         unique_stored = int(np.count_nonzero(buffer.state & _WRITTEN))
         uses[buffer.name] = BufferUse(buffer.bytes, structure.loaded, structure.stored, unique_loaded, unique_stored)
-    locate = compiled.kernel.locate
     sites = tuple(
-        SiteUse(*locate(site.line), site.column, _SPACES[site.space], bool(site.is_store), site.size, count)
+        SiteUse(
+            *locate(compiled.kernel, site.line), site.column, _SPACES[site.space], bool(site.is_store), site.size, count
+        )
         for site, count in zip(compiled.sites, counts, strict=False)
     )
     return Report(
@@ -244,9 +245,7 @@ def _locate(kernel: Generated, message: bytes) -> str:
 
     def position(match: re.Match[str]) -> str:
         line, column = map(int, match.groups())
-        if line == 0:
-            return "a function of MLX's preamble"
-        part, line = kernel.locate(line)
+        part, line = locate(kernel, line)
         return f"{part} line {line}:{column}"
 
     return re.sub(r"\bline (\d+):(\d+)", position, message.decode())

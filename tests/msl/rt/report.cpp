@@ -62,7 +62,7 @@ struct SanitizerSite {
   extern "C" __attribute__((visibility("default"))) void __ubsan_handle_##name(SanitizerSite *site, ...) { \
     fail("line %u:%u: %s", site->line, site->column, text);                              \
   }
-HANDLER(out_of_bounds, "index out of bounds of a thread-private array")
+HANDLER(out_of_bounds, "index out of bounds of an array")
 HANDLER(shift_out_of_bounds, "shift amount out of range")
 HANDLER(add_overflow, "signed integer overflow in addition")
 HANDLER(sub_overflow, "signed integer overflow in subtraction")

@@ -9,6 +9,27 @@ __MTL_INLINE place place_of(uint lane) {
   uint quad = lane / 4;
   return {(quad & 4) + ((lane / 2) & 3), (quad & 2) * 2 + (lane & 1) * 2};
 }
+
+struct operands { float a[2], b[2], c[2]; };
+// The first lane that resumes computes the whole product.
+__attribute__((noinline)) inline void matrix_product(__mtl_exchange *e, unsigned site) {
+  float A[8][8], B[8][8], D[8][8];
+  for (uint lane = 0; lane < 32; ++lane) {
+    place p = place_of(lane);
+    operands o = get<operands>(e, lane, site);
+    for (uint i = 0; i < 2; ++i) {
+      A[p.row][p.column + i] = o.a[i];
+      B[p.row][p.column + i] = o.b[i];
+      D[p.row][p.column + i] = o.c[i];
+    }
+  }
+  for (uint r = 0; r < 8; ++r)
+    for (uint k = 0; k < 8; ++k)
+      for (uint q = 0; q < 8; ++q) D[r][q] = __builtin_fmaf(A[r][k], B[k][q], D[r][q]);
+  __builtin_memcpy(e->result, D, sizeof(D));
+  e->ready = 1;
+  mtl_count_matrix_product();
+}
 }  // namespace __mtl
 
 namespace metal {
@@ -65,28 +86,11 @@ __MTL_MATRIX_MEMORY(threadgroup)
 template <class TD, class TA, class TB, class TC>
 __MTL_INLINE void simdgroup_multiply_accumulate(thread simdgroup_matrix<TD, 8, 8> &d, simdgroup_matrix<TA, 8, 8> a,
                                                 simdgroup_matrix<TB, 8, 8> b, simdgroup_matrix<TC, 8, 8> c, __MTL_SITE) {
-  struct operands { float a[2], b[2], c[2]; };
-  operands mine = {{(float)a.__elements[0], (float)a.__elements[1]}, {(float)b.__elements[0], (float)b.__elements[1]},
-                   {(float)c.__elements[0], (float)c.__elements[1]}};
+  __mtl::operands mine = {{(float)a.__elements[0], (float)a.__elements[1]},
+                          {(float)b.__elements[0], (float)b.__elements[1]},
+                          {(float)c.__elements[0], (float)c.__elements[1]}};
   __mtl_exchange *e = __mtl::enter(mine, __mtl::MATRIX_PRODUCT, 0, __site);
-  if (!e->ready) {  // the first lane that resumes computes the whole product
-    float A[8][8], B[8][8], D[8][8];
-    for (uint lane = 0; lane < 32; ++lane) {
-      __mtl::place p = __mtl::place_of(lane);
-      operands o = __mtl::get<operands>(e, lane, __site);
-      for (uint i = 0; i < 2; ++i) {
-        A[p.row][p.column + i] = o.a[i];
-        B[p.row][p.column + i] = o.b[i];
-        D[p.row][p.column + i] = o.c[i];
-      }
-    }
-    for (uint r = 0; r < 8; ++r)
-      for (uint k = 0; k < 8; ++k)
-        for (uint q = 0; q < 8; ++q) D[r][q] = __builtin_fmaf(A[r][k], B[k][q], D[r][q]);
-    __builtin_memcpy(e->result, D, sizeof(D));
-    e->ready = 1;
-    mtl_count_matrix_product();
-  }
+  if (!e->ready) __mtl::matrix_product(e, __site);
   __mtl::place p = __mtl::place_of(mtl_simd_lane());
   const float *result = (const float *)e->result + p.row * 8 + p.column;
   d.__elements[0] = (TD)result[0];

@@ -21,12 +21,8 @@ void mtl_check_atomic(const void *p, unsigned size, unsigned space, unsigned is_
 #undef __MTL_CONVERGENT
 }
 
-// Last parameter of every function that needs to know where it was called; 0 if that is not in the kernel's own text.
-__MTL_INLINE constexpr bool __mtl_is_kernel(const char *file) {
-  return file[0] == 'k' && file[1] == 'e' && file[6] == '.' && file[7] == 'm';  // kernel.metal
-}
-#define __MTL_SITE \
-  unsigned __site = __mtl_is_kernel(__builtin_FILE()) ? (__builtin_LINE() << 10) + (__builtin_COLUMN() & 1023) : 0
+// Last parameter of every function that needs to know where it was called.
+#define __MTL_SITE unsigned __site = (__builtin_LINE() << 10) + (__builtin_COLUMN() & 1023)
 
 // `threadgroup T name;` (rewritten by prep.py)
 template <class T>

@@ -39,22 +39,24 @@ template <class T> __MTL_INLINE T get(const __mtl_exchange *e, unsigned lane, un
   return r;
 }
 
-// Reductions combine lanes 1, 2, 4, 8 and 16 apart, in this order, skipping inactive lanes.
+// Reductions combine lanes 1, 2, 4, 8 and 16 apart, in this order, skipping inactive lanes. Whichever lane resumes first
+// computes the result for all.
+template <class T, class O> __attribute__((noinline)) void combine(__mtl_exchange *e) {
+  T v[32];
+  unsigned mask = e->mask;
+  for (int i = 0; i < 32; ++i) __builtin_memcpy(&v[i], e->slot[i], sizeof(T));
+  for (int d = 1; d < 32; d *= 2)
+    for (int i = 0; i < 32; i += 2 * d) {
+      if (!((mask >> (i + d)) & 1)) continue;
+      v[i] = (mask >> i) & 1 ? O::f(v[i], v[i + d]) : v[i + d];
+      mask |= 1u << i;
+    }
+  __builtin_memcpy(e->result, &v[0], sizeof(T));
+  e->ready = 1;
+}
 template <class T, class O> __MTL_INLINE T reduce(T x, unsigned site) {
   __mtl_exchange *e = enter(x, O::op, 0, site);
-  if (!e->ready) {
-    T v[32];
-    unsigned mask = e->mask;
-    for (int i = 0; i < 32; ++i) __builtin_memcpy(&v[i], e->slot[i], sizeof(T));
-    for (int d = 1; d < 32; d *= 2)
-      for (int i = 0; i < 32; i += 2 * d) {
-        if (!((mask >> (i + d)) & 1)) continue;
-        v[i] = (mask >> i) & 1 ? O::f(v[i], v[i + d]) : v[i + d];
-        mask |= 1u << i;
-      }
-    __builtin_memcpy(e->result, &v[0], sizeof(T));
-    e->ready = 1;
-  }
+  if (!e->ready) combine<T, O>(e);
   T r;
   __builtin_memcpy(&r, e->result, sizeof(T));
   return r;
