@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import recurrences as recurrences
     from .backend import describe_backend as describe_backend
     from .convert import convert_checkpoint as convert_checkpoint
+    from .description import describe as describe
     from .errors import CheckpointError as CheckpointError
     from .errors import HubError as HubError
     from .errors import InputError as InputError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .errors import UnsupportedError as UnsupportedError
     from .generate import batch as batch
     from .generate import stream as stream
-    from .loader import describe as describe
     from .loader import load as load
     from .models import Model as Model
     from .sampling import Sampling as Sampling
@@ -48,7 +48,7 @@ _HOME = {
     "UnsupportedError": "errors",
     "batch": "generate",
     "convert_checkpoint": "convert",
-    "describe": "loader",
+    "describe": "description",
     "describe_backend": "backend",
     "load": "loader",
     "stream": "generate",

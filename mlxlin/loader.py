@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlxlin.aliases import ALIASES
 from mlxlin.backend import compute_dtype, mx, on_metal
-from mlxlin.convert import hub
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.convert.formats.tensor import DTYPES
-from mlxlin.convert.hub_files import is_repo_id
 from mlxlin.convert.manifest import is_converted, open_converted
 from mlxlin.convert.prepare import Arrays, Item, Prepared, prepare, requantize
 from mlxlin.convert.quantize import dequantize
 from mlxlin.convert.recipe import make_recipe
-from mlxlin.errors import CheckpointError, InputError, ResourceError
+from mlxlin.convert.resolve import Notice, Progress, resolve
+from mlxlin.errors import ResourceError
 from mlxlin.memory import available_bytes
 from mlxlin.models import Model, QuantSpec
 from mlxlin.tokenizer import Tokenizer
 
-Progress = Callable[[int, int], None]
-Notice = Callable[[str], None]
-
-DEMO = Path(__file__).parent / "demo"
 _FLOAT32 = ("A_log", "dt_bias")  # small, and the state remembers their rounding: never narrowed
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -75,7 +67,7 @@ def load_model(
     tell = notice or (lambda text: None)
     for text in prepared.notices:
         tell(text)
-    plan = _plan(prepared, dtype)
+    plan = _fitting_plan(prepared, dtype)
     if plan.notice:
         tell(plan.notice)
     params: Arrays = {}
@@ -89,60 +81,6 @@ def load_model(
     return Model(prepared.spec, params, {} if plan.unpack else prepared.quantization)
 
 
-def resolve(
-    source: str | Path, revision: str | None = None, *, progress: Progress | None = None, notice: Notice | None = None
-) -> Path:
-    """The folder (or weight file) behind a name; downloads a hub id.
-
-    Raises:
-        CheckpointError: a path that does not exist, or a name nobody knows.
-        InputError: a revision for something that has none.
-    """
-    local = local_path(source)
-    if local is not None:
-        if revision is not None:
-            raise InputError(f"{source} is on this machine; only hub ids have revisions.", "Leave --revision out.")
-        return local
-    repo, file = split_id(str(source))
-    folder = hub.fetch(repo, revision, file=file, progress=progress, notice=notice)
-    return folder if file is None else folder / file
-
-
-def local_path(source: str | Path) -> Path | None:
-    """Where `source` lies on this machine; None for a hub id or alias.
-
-    Raises:
-        CheckpointError: it is a path, but nothing is there; or a name nobody knows.
-    """
-    if str(source) == "demo":
-        return DEMO
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
-    text = str(source)
-    if isinstance(source, str) and (text in ALIASES or is_repo_id(split_id(text)[0])):
-        return None
-    if isinstance(source, Path) or "/" in text or text.startswith((".", "~")):
-        raise CheckpointError(
-            f"There is no such file or directory: {path}", "Give a folder, or a hub id like owner/name."
-        )
-    nearest = difflib.get_close_matches(text, ["demo", *ALIASES], n=1, cutoff=0.4)
-    also = f"Did you mean '{nearest[0]}'? " if nearest else ""
-    raise CheckpointError(
-        f"There is no model called '{text}'.", f"{also}Give a folder, a hub id like owner/name, or demo."
-    )
-
-
-def split_id(source: str) -> tuple[str, str | None]:
-    """Hub id and, for "owner/name/file.pth", the file."""
-    if source in ALIASES:
-        return ALIASES[source].repo, None
-    if source.count("/") == 2 and source.endswith((".pth", ".pt", ".bin", ".safetensors")):
-        repo, _, file = source.rpartition("/")
-        return repo, file
-    return source, None
-
-
 def open_path(path: Path, bits: int | None = None) -> Prepared:
     """The model at a path, described but not read, quantised to `bits` where given."""
     recipe = make_recipe(bits)
@@ -152,7 +90,7 @@ def open_path(path: Path, bits: int | None = None) -> Prepared:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How parameters become arrays to compute with: in which dtype, packed or not, and how large they get."""
 
     dtype: mx.Dtype
@@ -177,36 +115,40 @@ class _Plan:
         return array if keep else array.astype(self.dtype)
 
 
-def _plan(prepared: Prepared, dtype: mx.Dtype | None) -> _Plan:
-    """The most exact plan that fits into memory.
+def memory_plans(prepared: Prepared, dtype: mx.Dtype | None = None) -> list[Plan]:
+    """The ways to hold a model in memory, the fastest first."""
+    stored = stored_dtype(prepared)
+    wanted = dtype or compute_dtype(stored)
+    packed = Plan(wanted, False, _nbytes(prepared, wanted, False))
+    if on_metal():
+        return [packed]
+    slow = "it runs slower on this CPU, because the faster form does not fit into memory"
+    if prepared.quantization:
+        unpacked = Plan(wanted, True, _nbytes(prepared, wanted, True))
+        return [unpacked, replace(packed, notice=f"The model stays quantised; {slow}.")]
+    if dtype is None and stored != wanted:
+        notice = f"The model stays in {stored}; {slow}."
+        return [packed, Plan(stored, False, _nbytes(prepared, stored, False), notice)]
+    return [packed]
+
+
+def _fitting_plan(prepared: Prepared, dtype: mx.Dtype | None) -> Plan:
+    """The first plan that fits.
 
     Raises:
         ResourceError: none does.
     """
-    stored = _stored_dtype(prepared)
-    wanted = dtype or compute_dtype(stored)
-    packed = any(item.quantization is not None for item in prepared.items)
-    options = [_Plan(wanted, False, _nbytes(prepared, wanted, False))]
-    if not on_metal():
-        slow = "it runs slower on this CPU, because the faster form does not fit into memory"
-        unpacked = _Plan(wanted, True, _nbytes(prepared, wanted, True))
-        if packed:
-            options = [unpacked, _Plan(wanted, False, options[0].nbytes, f"The model stays quantised; {slow}.")]
-        if not packed and dtype is None and stored != wanted:
-            options.append(
-                _Plan(stored, False, _nbytes(prepared, stored, False), f"The model stays in {stored}; {slow}.")
-            )
-    room = available_bytes()
-    for plan in options:
+    plans, room = memory_plans(prepared, dtype), available_bytes()
+    for plan in plans:
         if plan.nbytes <= room:
             return plan
     raise ResourceError(
-        f"The model needs {options[-1].nbytes / 1e9:.1f} GB of memory, but {room / 1e9:.1f} GB are free.",
-        "Quantise it while loading with -q 4, or take a smaller model." if not packed else "Take a smaller model.",
+        f"The model needs {plans[-1].nbytes / 1e9:.1f} GB of memory, but {room / 1e9:.1f} GB are free.",
+        "Take a smaller model." if prepared.quantization else "Quantise it while loading with -q 4.",
     )
 
 
-def _stored_dtype(prepared: Prepared) -> mx.Dtype:
+def stored_dtype(prepared: Prepared) -> mx.Dtype:
     """What the checkpoint computes in: the dtype of its embedding, or of the embedding's scales."""
     names = [shape.dtype for shape in prepared.items[0].stored.values() if shape.dtype in ("F32", "F16", "BF16")]
     dtype = DTYPES[names[0] if names else "BF16"][1]

@@ -12,7 +12,7 @@ from mlxlin.errors import CheckpointError
 from mlxlin.models import ModelSpec, QuantSpec, parameters
 
 from .folder import MANIFEST
-from .formats import read_json, safetensors
+from .formats import Tensor, read_json, safetensors
 from .formats.mlx_quantized import read_spec
 from .prepare import Item, Prepared
 from .recipe import spec_json
@@ -90,8 +90,11 @@ def open_converted(folder: Path) -> Prepared:
     Raises:
         CheckpointError: missing, unknown or misshapen parameters.
     """
-    manifest = read_manifest(folder)
-    tensors = safetensors.read_folder(folder)
+    return converted(read_manifest(folder), safetensors.read_folder(folder), folder.name)
+
+
+def converted(manifest: Manifest, tensors: dict[str, Tensor], name_of_model: str) -> Prepared:
+    """`open_converted`, from the manifest and the stored tensors."""
     items = []
     for name, parameter in parameters(manifest.spec).items():
         module = name.removesuffix(".weight")
@@ -100,15 +103,15 @@ def open_converted(folder: Path) -> Prepared:
             [name] if spec is None else [k for p in ("weight", "scales", "biases") if (k := f"{module}.{p}") in tensors]
         )
         if name not in tensors:
-            raise CheckpointError(f"{folder.name} lacks the parameter '{name}'.", "Convert the checkpoint again.")
+            raise CheckpointError(f"{name_of_model} lacks the parameter '{name}'.", "Convert the checkpoint again.")
         found = {key: tensors.pop(key) for key in keys}
         columns = found[name].shape[-1] * 32 // spec.bits if spec else 0
         shape = found[name].shape if spec is None else (*found[name].shape[:-1], columns)
         if shape != parameter.shape:
-            raise CheckpointError(f"'{name}' in {folder.name} has shape {shape}, not {parameter.shape}.")
+            raise CheckpointError(f"'{name}' in {name_of_model} has shape {shape}, not {parameter.shape}.")
         stored = {key: Shape(tensor.dtype, tensor.shape) for key, tensor in found.items()}
         read = lambda found=found: {key: tensor.read() for key, tensor in found.items()}  # noqa: E731
         items.append(Item(name if spec is None else module, parameter.role, shape, tuple(keys), stored, read, spec))
     if tensors:
-        raise CheckpointError(f"{folder.name} holds an unknown parameter '{min(tensors)}'.", "Convert again.")
+        raise CheckpointError(f"{name_of_model} holds an unknown parameter '{min(tensors)}'.", "Convert again.")
     return Prepared(manifest.spec, items, "mlxlin")

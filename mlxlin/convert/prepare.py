@@ -16,7 +16,7 @@ from mlxlin.models import ModelSpec, Plan, QuantSpec, Role, Target, find, parame
 from .formats import Source
 from .formats.tensor import DTYPES, dtype_name
 from .quantize import packed_shapes, quantize
-from .recipe import Recipe
+from .recipe import Recipe, describe_spec
 from .writer import Shape
 
 Arrays = dict[str, mx.array]
@@ -52,6 +52,13 @@ class Item:
     def nbytes(self) -> int:
         """Bytes as stored."""
         return sum(shape.nbytes for shape in self.stored.values())
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in words: "4-bit affine, groups of 64" or "bfloat16"."""
+        if self.quantization is not None:
+            return describe_spec(self.quantization)
+        return str(DTYPES[self.stored[self.name].dtype][1]).rpartition(".")[2]
 
     @property
     def size(self) -> int:

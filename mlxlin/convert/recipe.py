@@ -80,9 +80,9 @@ class Recipe:
         """In words, e.g. "4-bit affine, groups of 64; gates 8-bit affine"."""
         if self.base is None:
             return "not quantised"
-        text = f"{_words(self.base)}, groups of {self.base.group_size}; gates {_words(self.gate)}; vectors as they are"
+        text = f"{describe_spec(self.base)}; gates {describe_spec(self.gate)}; vectors as they are"
         for override in self.overrides:
-            text += f"; {override.match} {_words(override.spec) if override.spec else 'as they are'}"
+            text += f"; {override.match} {describe_spec(override.spec) if override.spec else 'as they are'}"
         return text
 
 
@@ -90,8 +90,9 @@ def spec_json(spec: QuantSpec) -> dict[str, Any]:
     return {"bits": spec.bits, "group_size": spec.group_size, "mode": spec.mode}
 
 
-def _words(spec: QuantSpec) -> str:
-    return f"{spec.bits}-bit affine" if spec.mode == "affine" else spec.mode
+def describe_spec(spec: QuantSpec) -> str:
+    """In words: "4-bit affine, groups of 64"."""
+    return f"{spec.bits}-bit affine, groups of {spec.group_size}" if spec.mode == "affine" else spec.mode
 
 
 def _fitting(spec: QuantSpec, columns: int) -> tuple[QuantSpec | None, str]:

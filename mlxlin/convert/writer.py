@@ -50,6 +50,13 @@ def shard_names(count: int) -> list[str]:
     return [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
 
 
+def index_text(shapes: Mapping[str, Shape], files: list[str], shards: list[list[str]]) -> str:
+    """The index that says which file holds which tensor."""
+    where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    total = sum(shape.nbytes for shape in shapes.values())
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1) + "\n"
+
+
 def header(shapes: Mapping[str, Shape], names: list[str]) -> bytes:
     """The head of a safetensors file holding `names` in that order, padded so that the data is aligned to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": {"format": "mlxlin"}}

@@ -1,11 +1,9 @@
-"""Which files of a repository a model needs, and where a download keeps them. No network here."""
+"""Which files of a repository a model needs."""
 
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
-from pathlib import Path
 
 from mlxlin.errors import CheckpointError, UnsupportedError
 
@@ -81,56 +79,3 @@ def choose(names: list[str], repo: str, only: str | None = None) -> tuple[list[s
         if form := foreign_format(name):
             raise UnsupportedError(f"{repo} holds its weights in {form} format, which mlxlin cannot read.", READABLE)
     raise CheckpointError(f"{repo} holds no weights that mlxlin can read.", READABLE)
-
-
-class Cache:
-    """One model's place in the hub's cache: blobs by hash, a folder of links per commit, names of commits."""
-
-    def __init__(self, root: Path, repo: str) -> None:
-        self.folder = root / ("models--" + repo.replace("/", "--"))
-
-    def snapshot(self, commit: str) -> Path:
-        return self.folder / "snapshots" / commit
-
-    def blob(self, name: str) -> Path:
-        return self.folder / "blobs" / name
-
-    def commit(self, revision: str | None) -> str | None:
-        """The commit a branch or tag stood for when it was last looked up."""
-        if is_commit(revision):
-            return revision
-        reference = self.folder / "refs" / (revision or "main")
-        return reference.read_text().strip() if reference.is_file() else None
-
-    def remember(self, revision: str | None, commit: str) -> None:
-        if not is_commit(revision):
-            self._write(self.folder / "refs" / (revision or "main"), commit)
-
-    def link(self, commit: str, name: str, blob: Path) -> None:
-        """Make `blob` appear as file `name` of a commit."""
-        place = self.snapshot(commit) / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(os.path.relpath(blob, place.parent))
-        os.replace(temporary, place)
-
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text)
-        os.replace(temporary, path)
-
-
-def missing_file(folder: Path, only: str | None = None) -> str | None:
-    """What a downloaded model lacks before it can be loaded; None when it is complete."""
-    if not (folder / "config.json").is_file() and only is None:
-        return "config.json"
-    if only is not None:
-        return None if (folder / only).is_file() else only
-    try:
-        if safetensors.shard_names(folder) or pickles.file_names(folder):
-            return None
-    except CheckpointError as error:
-        return error.message
-    return "the weights"

@@ -1,0 +1,97 @@
+"""Requests to the hub, and what their failures mean in words. With `download`, the only code that goes online."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import huggingface_hub
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from mlxlin.errors import HubError
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file of a repository: its size in bytes, and its hash (SHA-256 of large files, git's SHA-1 of small ones)."""
+
+    name: str
+    size: int
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository at one commit."""
+
+    repo: str
+    commit: str
+    files: dict[str, Remote]
+
+
+def look_up(repo: str, revision: str | None = None) -> Listing:
+    """What the hub holds, in one request.
+
+    Raises:
+        HubError: as `fetch`.
+    """
+    try:
+        info = huggingface_hub.HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=20)
+    except Exception as error:
+        raise explain(error, repo, revision) from error
+    files = {
+        s.rfilename: Remote(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs is not None else s.blob_id)
+        for s in info.siblings or []
+    }
+    return Listing(repo, str(info.sha), files)
+
+
+def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes:
+    url, headers = file_request(listing, remote)
+    try:
+        response = get_session().get(
+            url, headers={**headers, "Range": f"bytes={start}-{stop - 1}"}, follow_redirects=True
+        )
+        hf_raise_for_status(response)
+    except Exception as error:
+        raise explain(error, listing.repo, listing.commit) from error
+    content = response.content
+    return content[start:stop] if response.status_code == 200 else content
+
+
+def file_request(listing: Listing, remote: Remote) -> tuple[str, dict[str, str]]:
+    url = huggingface_hub.hf_hub_url(listing.repo, remote.name, revision=listing.commit, endpoint=constants.ENDPOINT)
+    return url, {**build_hf_headers(), "Accept-Encoding": "identity"}
+
+
+def status_of(error: BaseException) -> int:
+    response = getattr(error, "response", None)
+    return int(getattr(response, "status_code", 0) or 0)
+
+
+def explain(error: Exception, repo: str, revision: str | None) -> HubError:
+    """A failed request in words for a person."""
+    page, login = f"{constants.ENDPOINT}/{repo}", "log in with `hf auth login`"
+    status = status_of(error)
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(
+            f"{repo} is gated: its owners want their terms accepted first.", f"Accept them on {page}, then {login}."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(f"{repo} has no revision '{revision}'.", "Leave --revision out for the newest one.")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return HubError(
+            f"There is no model {repo} on the hub, or it is private.", f"Check the name; for a private one {login}."
+        )
+    if status in (401, 403):
+        return HubError(f"The hub refuses access to {repo} ({status}).", f"Ask for access on {page}, or {login}.")
+    if status == 404:
+        return HubError(f"A file of {repo} is missing on the hub.", "The repository changed; run it again.")
+    if status == 429:
+        return HubError("The hub has had too many requests from here.", "Wait a few minutes, or log in.")
+    if status:
+        return HubError(f"The hub answered with error {status}.", "Try again later.")
+    return HubError(
+        f"The hub cannot be reached ({type(error).__name__}).",
+        "Check the connection; what was downloaded stays and continues.",
+    )

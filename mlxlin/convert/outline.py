@@ -1,0 +1,35 @@
+"""A model on the hub, described without its weights."""
+
+from __future__ import annotations
+
+from mlxlin.backend import mx
+from mlxlin.errors import UnsupportedError
+
+from .folder import MANIFEST
+from .formats import describe_tensors, read_config
+from .manifest import converted, read_manifest
+from .prepare import Prepared, prepare
+from .recipe import Recipe
+from .resolve import split_id
+
+
+def open_outline(source: str, revision: str | None, recipe: Recipe, dtype: mx.Dtype | None = None) -> Prepared:
+    """What `source`, a hub id or alias, would become; its parameters cannot be read.
+
+    Raises:
+        UnsupportedError: PyTorch files, which tell nothing before they are read.
+        HubError: as `hub.fetch`.
+    """
+    from . import hub
+
+    repo, file = split_id(source)
+    found = hub.outline(repo, revision, file)
+    if (found.folder / MANIFEST).is_file():
+        return converted(read_manifest(found.folder), dict(found.tensors), repo)
+    if not found.tensors:
+        raise UnsupportedError(
+            f"{repo} holds PyTorch files, whose content is known only after downloading them.",
+            "Run it without --dry-run, or take a safetensors version.",
+        )
+    opened = describe_tensors(read_config(found.folder), found.tensors, "safetensors", dtype or mx.bfloat16)
+    return prepare(opened, recipe, dtype)
