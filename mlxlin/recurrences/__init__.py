@@ -1,10 +1,13 @@
 """Linear attention and its relatives: one recurrence, one door.
 
-`run` picks the fastest path for device, length and shape; `reference.scan` is the definition it is tested against.
+`run` picks the fastest path for device, length and shape; `reference.scan` is the definition every path is tested
+against; `RULES` is the family as a table, `paths.table()` what this machine runs.
 """
 
-from . import reference
+from __future__ import annotations
+
+from . import paths, reference
 from .rules import RULES, Rule
 from .run import run
 
-__all__ = ["RULES", "Rule", "reference", "run"]
+__all__ = ["RULES", "Rule", "paths", "reference", "run"]

@@ -1,13 +1,16 @@
-"""Chunk-parallel form of every rule: a few large batched products per chunk, no loop over tokens.
+"""Chunk-parallel form of every rule: a few large products per chunk, no loop over tokens.
 
-Inside a chunk of C tokens, with decays folded into the products (`Decay`), rows [C, *] and S [V, K]:
+In a chunk of C tokens each rule writes U [C, V] along the keys and reads the result (rows are tokens, S is [V, K]):
 
-    add       y = Q' S^T + P V                                          S <- S w + V^T K''
-    delta     U = T (V - K' S^T),  y = Q' S^T + P U                     S <- S w + U^T K''     T = (I + beta A)^-1 beta
-    low rank  U = T (A' S^T + A_k V),  y = Q' S^T + P_b U + P_k V       S <- S w + U^T B'' + V^T K''
+    y = P U + Q' S^T            S <- S w + U^T K''
 
-(' decayed from the chunk's start, '' to its end.) All that does not involve S is computed for up to 16 chunks at once,
-so memory stays flat in T and the graph has O(T / C) nodes.
+    add         U = V
+    delta       U = T (V - K' S^T)                 T = (I + diag(beta) A)^-1 diag(beta)
+    low rank    U = [T (A_k V + A' S^T); V]        T = (I - A_b)^-1,  K'' = [B''; K''],  P = [P_b, P_k]
+
+' is decayed from the start of the chunk, '' to its end, and A, P are products of rows with earlier keys, decayed in
+between (`decay`). Whatever does not involve S is computed for up to 16 chunks at once; only the three or four products
+above are sequential, so the graph has O(T / C) nodes and memory is flat in T.
 """
 
 from __future__ import annotations
@@ -22,40 +25,51 @@ from .inverse import unit_lower_inverse
 from .reference import NORMALIZER_EPS
 from .rules import Inputs
 
-SUPERBLOCK = 16
-SMALLEST = 16
-LAZY_PIECES = 2  # longer calls are evaluated as they go, or their graph would hold every intermediate
+CHUNKS_AT_ONCE = 16
+SHORTEST_CHUNK = 16
+LAZY_PIECES = 2  # a longer call is evaluated as it goes: its graph would keep every piece's intermediates alive
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Some tokens of a call, cut into chunks: [N, B, H, R, C, *] float32, R = 1 where heads are shared."""
+    """Some tokens of a call cut into N chunks: [N, B, H, R, C, *] float32, R value heads per key head (1 for keys)."""
 
     q: mx.array
     k: mx.array
     v: mx.array
     decay: Decay
-    beta: mx.array | None  # [N, B, H, R, C, 1]
+    beta: mx.array | None  # [N, B, H, R, C]
     a: mx.array | None
     b: mx.array | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of some chunks that does not involve the state."""
+
+    P: mx.array  # [N, B, H, R, C, C]: how the output reads the chunk's own writes
+    Q: mx.array  # queries, decayed from the start of the chunk
+    written: mx.array  # keys, decayed to its end
+    correct: Callable[[int, mx.array], mx.array]  # (chunk, S) -> U
 
 
 def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
     """The recurrence over all tokens of x (one sub-step per token) by chunks of at most `chunk` tokens."""
     B, HV, V, K = x.S.shape
     S = x.S.reshape(B, x.heads, HV // x.heads, V, K)
-    Z = x.Z
-    if Z is not None:
-        Z = Z.reshape(B, x.heads, HV // x.heads, 1, K)
-    outputs = []
+    Z = None if x.Z is None else x.Z.reshape(B, x.heads, HV // x.heads, 1, K)
     pieces = list(cut(x.tokens, chunk))
+    outputs = []
     for start, stop, C in pieces:
-        part = slice_chunks(x, start, stop, C)
-        y, S, Z = WRITES[x.rule.write](part, S, Z)
-        y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, HV, V)
-        outputs.append(y[:, : stop - start].astype(x.v.dtype))
+        chunks = slice_chunks(x, start, stop, C)
+        plan = PLANS[x.rule.write](chunks)
+        y, S = scan_chunks(plan, chunks.decay, S)
+        if Z is not None:
+            y, Z = normalized(y, chunks, plan, Z)
+        y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, HV, V)[:, : stop - start]
+        outputs.append(y.astype(x.v.dtype))
         if len(pieces) > LAZY_PIECES:
-            mx.eval(outputs[-1], S, Z)
+            mx.eval(outputs[-1], S) if Z is None else mx.eval(outputs[-1], S, Z)
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
     return y, S.reshape(x.S.shape), None if Z is None else Z.reshape(B, HV, K)
 
@@ -63,10 +77,10 @@ def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
 def cut(tokens: int, chunk: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, chunk length) of the pieces of a call: up to 16 full chunks each, then one shorter chunk."""
     full = tokens - tokens % chunk
-    for start in range(0, full, SUPERBLOCK * chunk):
-        yield start, min(start + SUPERBLOCK * chunk, full), chunk
+    for start in range(0, full, CHUNKS_AT_ONCE * chunk):
+        yield start, min(start + CHUNKS_AT_ONCE * chunk, full), chunk
     if full < tokens:
-        C = SMALLEST
+        C = SHORTEST_CHUNK
         while C < tokens - full:
             C *= 2
         yield full, tokens, C
@@ -74,89 +88,84 @@ def cut(tokens: int, chunk: int) -> Iterator[tuple[int, int, int]]:
 
 def slice_chunks(x: Inputs, start: int, stop: int, C: int) -> Chunks:
     """Tokens start .. stop of x as chunks of C tokens, the last filled up with neutral tokens."""
-    B, _, H, K = x.q.shape
+    missing = -(stop - start) % C
 
-    def tokens(z: mx.array) -> mx.array:
+    def cut_tokens(z: mx.array) -> mx.array:
         z = z[:, start:stop].astype(mx.float32)
-        missing = -(stop - start) % C
         if missing:
             z = mx.pad(z, [(0, 0), (0, missing)] + [(0, 0)] * (z.ndim - 2))
-        return z.reshape(B, -1, C, H, z.shape[2] // H, *z.shape[3:])
+        return z.reshape(x.batch, -1, C, x.heads, z.shape[2] // x.heads, *z.shape[3:])
 
-    def rows(z: mx.array) -> mx.array:
-        return mx.contiguous(tokens(z).transpose(1, 0, 3, 4, 2, 5))
+    def vectors(z: mx.array) -> mx.array:
+        return mx.contiguous(cut_tokens(z).transpose(1, 0, 3, 4, 2, 5))
 
     def scalars(z: mx.array) -> mx.array:
-        return tokens(z).transpose(1, 0, 3, 4, 2)
+        return mx.contiguous(cut_tokens(z).transpose(1, 0, 3, 4, 2))
 
     decay: Decay = NoDecay()
     if x.g is not None:
-        decay = HeadDecay(scalars(x.g)) if x.g.ndim == 3 else ChannelDecay(rows(x.g))
+        decay = HeadDecay(scalars(x.g)) if x.decay == "head" else ChannelDecay(vectors(x.g))
     return Chunks(
-        rows(x.q),
-        rows(x.k),
-        rows(x.v),
+        vectors(x.q),
+        vectors(x.k),
+        vectors(x.v),
         decay,
-        None if x.beta is None else scalars(x.beta)[..., None],
-        None if x.a is None else rows(x.a),
-        None if x.b is None else rows(x.b),
+        None if x.beta is None else scalars(x.beta),
+        None if x.a is None else vectors(x.a),
+        None if x.b is None else vectors(x.b),
     )
 
 
-Piece = tuple[mx.array, mx.array, mx.array | None]
+def scan_chunks(plan: Plan, decay: Decay, S: mx.array) -> tuple[mx.array, mx.array]:
+    """Carry the state [B, H, R, V, K] through the chunks; y [N, B, H, R, C, V]."""
+    outputs = []
+    for n in range(plan.P.shape[0]):
+        U = plan.correct(n, S)
+        outputs.append(mx.addmm(plan.P[n] @ U, plan.Q[n], S.swapaxes(-1, -2)))
+        S = mx.addmm(decay.carry(n, S), U.swapaxes(-1, -2), plan.written[n])
+    return mx.stack(outputs), S
 
 
-def add(c: Chunks, S: mx.array, Z: mx.array | None) -> Piece:
-    """Additive writes: all chunks' updates at once, then a running state."""
+def add(c: Chunks) -> Plan:
+    """Additive writes."""
     [[P]] = c.decay.pairs([(c.q, Reads.AFTER)], [c.k])
-    Q = c.decay.read(c.q, Reads.AFTER)
-    updates = c.v.swapaxes(-1, -2) @ c.decay.write(c.k)
-    states = []
-    for n in range(c.q.shape[0]):
-        states.append(S)
-        S = c.decay.carry(n, S) + updates[n]
-    y = Q @ mx.stack(states).swapaxes(-1, -2) + P @ c.v
-    if Z is None:
-        return y, S, None
-    sums = c.k.sum(axis=-2, keepdims=True)
-    carried = Z + mx.cumsum(sums, axis=0, inclusive=False)
-    norm = (c.q * carried).sum(axis=-1, keepdims=True) + P.sum(axis=-1, keepdims=True)
-    return y / (norm + NORMALIZER_EPS), S, Z + sums.sum(axis=0)
+    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), lambda n, S: c.v[n])
 
 
-def delta(c: Chunks, S: mx.array, Z: mx.array | None) -> Piece:
-    """Delta writes: the chunk's corrections solve a unit lower-triangular system."""
+def delta(c: Chunks) -> Plan:
+    """Delta writes: the corrections of a chunk solve a unit lower-triangular system."""
     assert c.beta is not None
     [[A], [P]] = c.decay.pairs([(c.k, Reads.DECAYED), (c.q, Reads.AFTER)], [c.k])
-    T = unit_lower_inverse(c.beta * A) * c.beta.swapaxes(-1, -2)
-    K, Q, written = c.decay.read(c.k, Reads.DECAYED), c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k)
-    outputs = []
-    for n in range(c.q.shape[0]):
-        U = T[n] @ (c.v[n] - K[n] @ S.swapaxes(-1, -2))
-        outputs.append(Q[n] @ S.swapaxes(-1, -2) + P[n] @ U)
-        S = c.decay.carry(n, S) + U.swapaxes(-1, -2) @ written[n]
-    return mx.stack(outputs), S, Z
+    T = unit_lower_inverse(c.beta[..., :, None] * A) * c.beta[..., None, :]
+    K = c.decay.read(c.k, Reads.DECAYED)
+
+    def correct(n: int, S: mx.array) -> mx.array:
+        return T[n] @ mx.addmm(c.v[n], K[n], S.swapaxes(-1, -2), alpha=-1.0)
+
+    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), correct)
 
 
-def low_rank(c: Chunks, S: mx.array, Z: mx.array | None) -> Piece:
-    """Low-rank writes: what a reads of the state, solved within the chunk, is written along b."""
+def low_rank(c: Chunks) -> Plan:
+    """Low-rank writes: what a reads is written along b, v along k."""
     assert c.a is not None and c.b is not None
-    [[A, A_k], [P, P_k]] = c.decay.pairs([(c.a, Reads.BEFORE), (c.q, Reads.AFTER)], [c.b, c.k])
-    T = unit_lower_inverse(-A)
-    a, Q = c.decay.read(c.a, Reads.BEFORE), c.decay.read(c.q, Reads.AFTER)
-    b, k = c.decay.write(c.b), c.decay.write(c.k)
-    known, read = A_k @ c.v, P_k @ c.v
-    updates = c.v.swapaxes(-1, -2) @ k
-    outputs = []
-    for n in range(c.q.shape[0]):
-        U = T[n] @ (known[n] + a[n] @ S.swapaxes(-1, -2))
-        outputs.append(Q[n] @ S.swapaxes(-1, -2) + P[n] @ U + read[n])
-        S = c.decay.carry(n, S) + updates[n] + U.swapaxes(-1, -2) @ b[n]
-    return mx.stack(outputs), S, Z
+    [[A_b, A_k], [P_b, P_k]] = c.decay.pairs([(c.a, Reads.BEFORE), (c.q, Reads.AFTER)], [c.b, c.k])
+    T = unit_lower_inverse(-A_b)
+    a = c.decay.read(c.a, Reads.BEFORE)
+    known = A_k @ c.v
+
+    def correct(n: int, S: mx.array) -> mx.array:
+        return mx.concatenate([T[n] @ mx.addmm(known[n], a[n], S.swapaxes(-1, -2)), c.v[n]], axis=-2)
+
+    written = mx.concatenate([c.decay.write(c.b), c.decay.write(c.k)], axis=-2)
+    return Plan(mx.concatenate([P_b, P_k], axis=-1), c.decay.read(c.q, Reads.AFTER), written, correct)
 
 
-WRITES: dict[str, Callable[[Chunks, mx.array, mx.array | None], Piece]] = {
-    "add": add,
-    "delta": delta,
-    "low_rank": low_rank,
-}
+PLANS: dict[str, Callable[[Chunks], Plan]] = {"add": add, "delta": delta, "low_rank": low_rank}
+
+
+def normalized(y: mx.array, c: Chunks, plan: Plan, Z: mx.array) -> tuple[mx.array, mx.array]:
+    """y / (Z_t . q_t + eps) and the new Z [B, H, R, 1, K], the sum of the keys so far."""
+    sums = c.k.sum(axis=-2, keepdims=True)
+    before = Z + mx.cumsum(sums, axis=0, inclusive=False)
+    norm = (c.q * before).sum(axis=-1, keepdims=True) + plan.P.sum(axis=-1, keepdims=True)
+    return y / (norm + NORMALIZER_EPS), Z + sums.sum(axis=0)

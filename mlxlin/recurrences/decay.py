@@ -14,9 +14,12 @@ from enum import Enum
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
+
 from mlxlin.backend import mx
 
 BLOCK = 16
+TILE = 8
 # exp(-128) is 0 in float32, so this floor changes no value; it keeps -inf * 0 out of the products with 0/1 matrices.
 LOWEST = -128.0
 
@@ -102,19 +105,28 @@ class ChannelDecay:
 
     Pairs are found by halving: tokens of the right half read those of the left half across the border between them,
     then each half is halved again. Row and column factors both count from the border, so both exponents are <= 0.
+
+    Exponentials dominate here, so they are few: one per token, of which factors inside 8 tokens are products, and one
+    per 8 tokens and level, of sums over whole blocks.
     """
 
     def __init__(self, g: mx.array) -> None:
-        """g: [N, B, H, R, C, K], natural log; C a power of two."""
-        self._g = mx.maximum(g, LOWEST)
-        self._start = mx.exp(mx.cumsum(self._g, axis=-2))
-        self._end = mx.exp(mx.cumsum(self._g, axis=-2, reverse=True, inclusive=False))
+        """g: [N, B, H, R, C, K], natural log; C a power of two >= 16."""
+        g = mx.maximum(g, LOWEST)
+        self._shape = g.shape[:-1]
+        self._w = mx.exp(g)
+        blocks = self._w.reshape(*g.shape[:-2], -1, TILE, g.shape[-1])
+        self._since = mx.cumprod(blocks, axis=-2)  # over the tokens of the block up to t
+        self._until = mx.cumprod(blocks, axis=-2, reverse=True, inclusive=False)  # over those after j
+        self._sums = g.reshape(blocks.shape).sum(axis=-2)
+        self._start = _spread(self._since, mx.exp(mx.cumsum(self._sums, axis=-2, inclusive=False)))
+        self._end = _spread(self._until, mx.exp(mx.cumsum(self._sums, axis=-2, reverse=True, inclusive=False)))
+        self._whole = mx.exp(self._sums.sum(axis=-2, keepdims=True))
 
     def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
-        # single tokens first: only AFTER sees its own write
         tiles = [[self._own(x, reads, c) for c in columns] for x, reads in rows]
         half = 1
-        while half < self._g.shape[-2]:
+        while half < self._shape[-1]:
             across = self._across(half, rows, columns)
             tiles = [[_merge(t, u) for t, u in zip(ts, us, strict=True)] for ts, us in zip(tiles, across, strict=True)]
             half *= 2
@@ -127,25 +139,45 @@ class ChannelDecay:
         return x * self._end
 
     def carry(self, n: int, S: mx.array) -> mx.array:
-        return S * self._start[n][..., -1:, :]
+        return S * self._whole[n]
 
     def _own(self, x: mx.array, reads: Reads, c: mx.array) -> mx.array:
-        product = (x * c).sum(axis=-1)[..., None, None]
-        product = product if reads is Reads.AFTER else mx.zeros_like(product)
-        return mx.broadcast_to(product, (*self._g.shape[:-1], 1, 1))
+        """The diagonal as tiles [.., C, 1, 1]: only AFTER sees its own token's write."""
+        if reads is Reads.AFTER:
+            return mx.broadcast_to((x * c).sum(axis=-1), self._shape)[..., None, None]
+        return mx.zeros((*self._shape, 1, 1))
 
     def _across(
         self, half: int, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]
     ) -> list[list[mx.array]]:
         """Products of right-half rows with left-half columns, [.., C / (2 half), half, half]."""
-        left, right = _halves(self._g, half)
-        since = mx.exp(mx.cumsum(right, axis=-2))
-        until = mx.exp(mx.cumsum(left, axis=-2, reverse=True, inclusive=False))
-        reading = [
-            _halves(x, half)[1] * (delayed(since, -2) if reads is Reads.BEFORE else since) for x, reads in rows
-        ]
+        since, until = self._border(half)
+        delayed_since = delayed(since, -2) if any(reads is Reads.BEFORE for _, reads in rows) else since
+        reading = [_halves(x, half)[1] * (delayed_since if reads is Reads.BEFORE else since) for x, reads in rows]
         written = [(_halves(c, half)[0] * until).swapaxes(-1, -2) for c in columns]
         return [[x @ c for c in written] for x in reading]
+
+    def _border(self, half: int) -> tuple[mx.array, mx.array]:
+        """Factors [.., C / (2 half), half, K]: from the border to each right token, from each left token to it."""
+        if half < TILE:
+            left, right = _halves(self._w, half)
+            return mx.cumprod(right, axis=-2), mx.cumprod(left, axis=-2, reverse=True, inclusive=False)
+        left, right = _halves(self._sums, half // TILE)
+        shape = (*left.shape[:-2], half // TILE, TILE, left.shape[-1])
+        until = self._until.reshape(*shape[:-4], -1, 2, *shape[-3:])[..., 0, :, :, :]
+        since = self._since.reshape(*shape[:-4], -1, 2, *shape[-3:])[..., 1, :, :, :]
+        if half == TILE:
+            return since[..., 0, :, :], until[..., 0, :, :]
+        return (
+            _spread(since, mx.exp(mx.cumsum(right, axis=-2, inclusive=False))),
+            _spread(until, mx.exp(mx.cumsum(left, axis=-2, reverse=True, inclusive=False))),
+        )
+
+
+def _spread(factors: mx.array, blocks: mx.array) -> mx.array:
+    """Factors [.., M, 8, K] inside blocks times those of their blocks [.., M, K], as [.., 8 M, K]."""
+    spread = factors * blocks[..., None, :]
+    return spread.reshape(*spread.shape[:-3], -1, spread.shape[-1])
 
 
 def _halves(x: mx.array, half: int) -> tuple[mx.array, mx.array]:
@@ -205,9 +237,8 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
 
 @lru_cache(maxsize=8)
 def _segment_sums(n: int) -> tuple[mx.array, mx.array]:
-    """A 0/1 matrix [n, n (n + 1)] and a bias: g @ matrix + bias = sums of g over (j, t] for j = -1 .. n - 1, -inf above."""
-    t, j, m = mx.arange(n)[None, :, None], mx.arange(-1, n)[None, None, :], mx.arange(n)[:, None, None]
-    matrix = ((m > j) & (m <= t)).astype(mx.float32).reshape(n, -1)
-    bias = mx.where(j[0] <= t[0], 0.0, -mx.inf).reshape(-1)
-    mx.eval(matrix, bias)
-    return matrix, bias
+    """Matrix [n, n (n + 1)] and bias: g @ matrix + bias are the sums of g over (j, t], j = -1 .. n - 1, -inf for j > t."""
+    t, j, m = np.arange(n)[None, :, None], np.arange(-1, n)[None, None, :], np.arange(n)[:, None, None]
+    matrix = ((m > j) & (m <= t)).reshape(n, -1).astype(np.float32)
+    bias = np.where(j[0] <= t[0], 0, -np.inf).reshape(-1).astype(np.float32)
+    return mx.array(matrix), mx.array(bias)

@@ -5,8 +5,6 @@ Slow and plain on purpose. Every other path is tested against `scan`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -18,18 +16,29 @@ Array = npt.NDArray[np.float64]
 NORMALIZER_EPS = 1e-10
 
 
-def scan(rule: str, q: mx.array, k: mx.array, v: mx.array, **arguments: Any) -> tuple[mx.array, Any]:
-    """Run a recurrence token by token in float64; arguments and results as in `mlxlin.recurrences.run`.
+def scan(
+    rule: str,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    g: mx.array | None = None,
+    beta: mx.array | None = None,
+    a: mx.array | None = None,
+    b: mx.array | None = None,
+    state: mx.array | tuple[mx.array, mx.array] | None = None,
+    lengths: mx.array | None = None,
+    normalize: bool = False,
+) -> tuple[mx.array, mx.array | tuple[mx.array, mx.array]]:
+    """Run a recurrence token by token in float64; arguments and errors as in `mlxlin.recurrences.run`.
 
     Returns:
         y [B, T, HV, V] in v's dtype and the float32 state, both rounded once from float64.
     """
-    x = check(rule, q, k, v, **arguments)
+    x = check(rule, q, k, v, g=g, beta=beta, a=a, b=b, state=state, lengths=lengths, normalize=normalize)
     y, S, Z = scan_float64(x)
-    state = mx.array(S.astype(np.float32))
-    return mx.array(y.astype(np.float32)).astype(v.dtype), (
-        state if Z is None else (state, mx.array(Z.astype(np.float32)))
-    )
+    state = _float32(S)
+    return _float32(y).astype(v.dtype), state if Z is None else (state, _float32(Z))
 
 
 def scan_float64(x: Inputs) -> tuple[Array, Array, Array | None]:
@@ -68,6 +77,10 @@ def scan_float64(x: Inputs) -> tuple[Array, Array, Array | None]:
 
 def _float64(x: mx.array) -> Array:
     return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def _float32(x: Array) -> mx.array:
+    return mx.array(x.astype(np.float32))
 
 
 def _apply(S: Array, x: Array) -> Array:

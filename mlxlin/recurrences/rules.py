@@ -7,7 +7,7 @@ Every rule updates a matrix-valued state S [V, K] per value head and reads it af
 A rule is a choice of decay (none, one per head, one per key channel) and of write:
 
     add        u = v
-    delta      the decayed state's answer to k is corrected towards v:  S' = S diag(exp(g)),  S = S' + beta (v - S' k) k^T
+    delta      the answer of the decayed state S' to k is corrected towards v: S = S' + beta (v - S' k) k^T
     low_rank   the caller's own a and b; a reads the state before the decay
 """
 

@@ -1,4 +1,8 @@
-"""Decoding: a few tokens, one after the other, with as few operations over the state as possible."""
+"""Decoding: a few tokens one after the other, in as few passes over the state as possible.
+
+The state is viewed as [B, H, R V, K]: value heads that share a key are rows of one matrix, so each token costs one
+scaling, one or two rank-one updates and two or three matrix-vector products, with no copies of keys and no joins.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +17,36 @@ def run(x: Inputs) -> tuple[mx.array, mx.array, mx.array | None]:
     S, Z = x.S, x.Z
     outputs = []
     for t in range(x.tokens):
-        y, S, Z = _step(x, t, S, Z)
+        y, S, Z = step(x, t, S, Z)
         outputs.append(y)
-    return mx.stack(outputs, axis=1).astype(x.v.dtype), S, Z
+    y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+    return y.astype(x.v.dtype), S, Z
 
 
-def _step(x: Inputs, t: int, S: mx.array, Z: mx.array | None) -> tuple[mx.array, mx.array, mx.array | None]:
-    """One token: y [B, HV, V] float32 and the new state."""
-    groups = x.value_heads // x.heads
+def step(x: Inputs, t: int, S: mx.array, Z: mx.array | None) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Token t: y [B, 1, HV, V] float32, S [B, HV, V, K] and Z."""
+    B, HV, V, K = S.shape
+    H = x.heads
+    shared = (B, H, HV // H * V, K)
 
-    def head(z: mx.array) -> mx.array:
-        z = z[:, t].astype(mx.float32)
-        return z if groups == 1 else mx.repeat(z, groups, axis=1)
+    def column(z: mx.array) -> mx.array:
+        return z[:, t].astype(mx.float32).reshape(B, H, -1, 1)
 
-    q, k, v = head(x.q), head(x.k), x.v[:, t].astype(mx.float32)
-    read = None if x.a is None else (S @ head(x.a)[..., None])[..., 0]
+    q, k, u = column(x.q), column(x.k), column(x.v)
+    old = S.reshape(shared)
     if x.g is not None:
         w = mx.exp(x.g[:, t])
-        S = S * (w[..., None, None] if w.ndim == 2 else w[:, :, None, :])
+        S = S * (w[..., None, None] if w.ndim == 2 else w[..., None, :])
+    S = S.reshape(shared)
     if x.beta is not None:
-        v = x.beta[:, t, :, None].astype(mx.float32) * (v - (S @ k[..., None])[..., 0])
-    S = S + v[..., None] * k[:, :, None, :]
-    if read is not None and x.b is not None:
-        S = S + read[..., None] * head(x.b)[:, :, None, :]
-    y = (S @ q[..., None])[..., 0]
+        beta = x.beta[:, t].astype(mx.float32).reshape(B, HV, 1, 1)
+        u = (mx.addmm(u, S, k, alpha=-1.0).reshape(B, HV, V, 1) * beta).reshape(B, H, -1, 1)
+    S = mx.addmm(S, u, k.swapaxes(-1, -2))
+    if x.a is not None and x.b is not None:
+        S = mx.addmm(S, old @ column(x.a), column(x.b).swapaxes(-1, -2))
+    y = (S @ q).reshape(B, 1, HV, V)
     if Z is not None:
-        Z = Z + k
-        y = y / ((Z * q).sum(axis=-1, keepdims=True) + NORMALIZER_EPS)
-    return y, S, Z
+        groups = Z.reshape(B, H, -1, K) + k.swapaxes(-1, -2)
+        y = y / ((groups @ q).reshape(B, 1, HV, 1) + NORMALIZER_EPS)
+        Z = groups.reshape(Z.shape)
+    return y, S.reshape(B, HV, V, K), Z
