@@ -1,0 +1,1 @@
+"""Metal kernels of the recurrences and of what surrounds them. Arrays in, arrays out: nothing here knows a model."""
