@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from mlxlin.errors import TokenizerError
 from mlxlin.tokenizer import Tokenizer
+from mlxlin.tokenizer.files import Files, read_files
 from mlxlin.tokenizer.pieces import HubVocabulary
 from mlxlin.tokenizer.world import WorldVocabulary
 from tests.tokenizer_folders import byte_level, llama_like, metaspace, tiktoken_file, world_file, write
@@ -80,10 +81,8 @@ def test_continuing_a_raw_prompt_keeps_the_space() -> None:
     assert joined(tokenizer, ids[-1:]) == "the"
 
 
-def _no_files():  # type: ignore[no-untyped-def]
-    from mlxlin.tokenizer.files import read_files
-
-    return read_files(Path("/nonexistent"))
+def _no_files() -> Files:
+    return read_files(Path("nowhere"))
 
 
 def test_special_tokens_are_not_printed_but_thoughts_are(tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ class Text:
 
     def _certain(self, new: str) -> str:
         text = self._held + new
-        found = [at for word in self._stop if (at := text.find(word)) >= 0]
-        if found:
+        found = [(at + len(word), at) for word in self._stop if (at := text.find(word)) >= 0]
+        if found:  # the one that is complete first, however the text arrived
             self.stopped = True
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = held_back(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
