@@ -9,6 +9,7 @@ from typing import Literal
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
 from mlxlin.models.blocks import Embedding, Linear, Matrix, Mlp, Norm
+from mlxlin.models.fingerprint import fingerprint
 from mlxlin.models.mixers.attention import Attention, attention_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
 from mlxlin.models.mixers.step import Mixer, Step
@@ -90,6 +91,7 @@ class Model:
         self.spec = spec
         self.parameter_count = sum(math.prod(parameter.shape) for parameter in parameters(spec).values())
         self.nbytes = sum(array.nbytes for array in params.values())
+        self.fingerprint = fingerprint(spec, params, quantization or {})
         taken = Params(params, quantization or {})
         self._norm = Norm(spec.norm, taken.at("norm"))
         assert self._norm.weight is not None
