@@ -1,0 +1,1 @@
+"""The `mlxlin` command: text to standard output, everything else to standard error."""

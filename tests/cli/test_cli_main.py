@@ -1,0 +1,127 @@
+"""The command group: help, usage, errors as two lines, exit codes, closed pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from mlxlin_cli import main
+
+import mlxlin
+
+HEAVY = ("mlx", "numpy", "rich", "prompt_toolkit", "jinja2", "tokenizers", "huggingface_hub", "matplotlib")
+
+
+def test_help_imports_nothing_heavy(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_python(f"""
+        import sys
+        from mlxlin_cli.main import run
+        assert run(["--help"]) == 0
+        for command in {main.COMMANDS!r}:
+            assert run([command, "--help"]) == 0
+        print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+    """)
+    assert done.stderr == "[]\n"
+    assert "Exit codes" in done.stdout and "Examples" in done.stdout
+
+
+def test_no_command_shows_the_help(cli) -> None:
+    result = cli()
+    assert result.code == 0 and "Commands:" in result.out and result.err == ""
+
+
+def test_version(cli) -> None:
+    assert cli("--version").out == f"mlxlin {mlxlin.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["generat", "hi"], "'generate'"),
+        (["generate", "--tmp", "1", "hi"], "'--temp'"),
+        (["generate", "--temp", "warm", "hi"], "mlxlin generate --help"),
+        (["generate", "-n", "-1", "hi"], "mlxlin generate --help"),
+        (["generate", "hi", "there"], "mlxlin generate --help"),
+        (["--colour"], "mlxlin --help"),
+    ],
+)
+def test_wrong_usage_is_two_lines_and_code_2(cli, arguments: list[str], suggestion: str) -> None:
+    result = cli(*arguments)
+    lines = result.err.splitlines()
+    assert result.code == 2 and result.out == ""
+    assert len(lines) == 2 and lines[0].startswith("Error: ") and lines[1].startswith("Hint: ")
+    assert suggestion in lines[1]
+
+
+def test_a_deliberate_error_is_two_lines_and_code_1(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(source: str, **_: object) -> None:
+        raise mlxlin.CheckpointError("There is no such\nfolder.", "Name another.")
+
+    monkeypatch.setitem(mlxlin.__dict__, "load", load)
+    result = cli("generate", "hi")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "Error: There is no such folder.\nHint: Name another.\n"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_unexpected_error_has_no_traceback_unless_asked(cli, fakes, where: str) -> None:
+    def broken(number: int) -> None:
+        raise RuntimeError("[matmul] shapes")
+
+    fakes.before_piece = broken
+    plain = cli("generate", "hi")
+    assert plain.code == 1 and len(plain.err.splitlines()) == 2
+    assert "RuntimeError: [matmul] shapes" in plain.err and "--debug" in plain.err
+    debug = cli(*(["--debug", "generate", "hi"] if where == "before" else ["generate", "hi", "--debug"]))
+    assert "Traceback" in debug.err and "in broken" in debug.err
+
+
+@pytest.mark.parametrize("arguments", [["-m", "x", "generate", "hi"], ["generate", "hi", "-m", "x"]])
+def test_the_model_may_be_named_before_or_after_the_command(cli, fakes, arguments: list[str]) -> None:
+    assert cli(*arguments).code == 0
+    assert [source for source, _ in fakes.loads] == ["x"]
+
+
+def test_the_shipped_model_is_the_default(cli, fakes) -> None:
+    cli("generate", "hi", "-q", "4", "--revision", "v1")
+    assert fakes.loads[0][0] == "demo"
+    assert fakes.loads[0][1]["bits"] == 4 and fakes.loads[0][1]["revision"] == "v1"
+
+
+def test_interruption_is_130(cli, fakes) -> None:
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    fakes.before_piece = interrupt
+    result = cli("generate", "hi")
+    assert result.code == 130 and result.err == "Interrupted.\n"
+
+
+def test_a_closed_pipe_ends_quietly(command_line: list[str], environment: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [*command_line, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux")
+def test_a_full_disk_is_two_lines(command_line: list[str], environment: dict[str, str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command_line, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: No space left on device.")
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
+def test_a_closed_standard_output_is_no_crash(command_line: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command_line, "--help"], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert done.returncode == 0 and done.stderr == ""
