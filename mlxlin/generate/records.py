@@ -20,6 +20,7 @@ class Stats:
     Attributes:
         prompt_tokens: the whole prompt, reused part included.
         reused_tokens: how many of them the given state had read before.
+        reuse: where that state came from and why it did not reach further, in words; empty where nothing was kept.
         generated_tokens: with the token that stopped it.
         prefill_seconds: until the logits behind the prompt were there.
         decode_seconds: from the first token to the last.
@@ -36,6 +37,7 @@ class Stats:
     finish_reason: Finish | None = None
     state_bytes: int = 0
     peak_memory_bytes: int = 0
+    reuse: str = ""
 
     @property
     def prefill_tps(self) -> float:

@@ -1,0 +1,171 @@
+"""States on disk: prefixes shared by all conversations of this machine, and conversations saved under a name.
+
+Both are folders of archives (`archive.py`), so every file is whole, checksummed, and replaced only by a whole one. Two
+processes may use them at once: a file that disappears under a reader is a miss, and the later of two writers wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxlin import archive
+from mlxlin.backend import mx
+from mlxlin.errors import MlxlinError, SessionError
+from mlxlin.state import State
+
+_SUFFIX = ".safetensors"
+_SMALLEST_PREFIX = 64  # tokens; shorter ones are read faster than found
+DEFAULT_BUDGET = 4 * 2**30  # bytes of prefixes on disk
+
+
+def home() -> Path:
+    """Where mlxlin keeps its own files: $MLXLIN_HOME, else the system's place for application state."""
+    if configured := os.environ.get("MLXLIN_HOME"):
+        return Path(configured)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "mlxlin"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mlxlin"
+
+
+class PrefixStore:
+    """States of prompts read earlier, found by the tokens they have read.
+
+    Args:
+        fingerprint: what the states depend on: model, quantisation, dtype.
+        folder: where they are kept; `home() / "prefixes"` by default.
+        budget: bytes on disk over all models; the files unused for longest go first.
+    """
+
+    def __init__(self, fingerprint: str, folder: Path | None = None, budget: int = DEFAULT_BUDGET) -> None:
+        self.root = folder or home() / "prefixes"
+        self.folder = self.root / fingerprint[:32]
+        self.budget = budget
+
+    def find(self, tokens: Sequence[int], longer_than: int, like: State) -> tuple[int, State] | None:
+        """The longest stored prefix of `tokens` with more than `longer_than` tokens, as (length, state)."""
+        names = {path.name: path for path in _files(self.folder)}
+        lengths = sorted({int(name.split("-")[0]) for name in names})
+        wanted = [length for length in lengths if longer_than < length <= len(tokens)]
+        for name in reversed(list(_names(tokens, wanted))):
+            if (path := names.get(name)) is None:
+                continue
+            try:
+                arrays, _ = archive.read(path)
+                state = State.from_arrays(arrays, like)
+            except SessionError:  # damaged, or gone since we looked: a miss, and not to be tried again
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                continue
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return int(name.split("-")[0]), state
+        return None
+
+    def put(self, tokens: Sequence[int], state: State) -> None:
+        """Keep the state that has read exactly `tokens`, unless it is short or there. A full disk is not an error."""
+        if len(tokens) < _SMALLEST_PREFIX:
+            return
+        path = self.folder / next(_names(tokens, [len(tokens)]))
+        if path.exists():
+            return
+        with contextlib.suppress(MlxlinError):  # the conversation goes on without
+            archive.write(path, state.arrays(), {"tokens": len(tokens)})
+            self._evict()
+
+    def _evict(self) -> None:
+        kept = sorted((stat.st_mtime, stat.st_size, path) for path, stat in _stats(_files(self.root, "*/*")))
+        excess = sum(size for _, size, _ in kept) - self.budget
+        for _, size, path in kept:
+            if excess <= 0:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink()
+            excess -= size
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One saved conversation: its name, when it was saved (seconds since 1970), its size in bytes."""
+
+    name: str
+    saved: float
+    nbytes: int
+
+
+class SessionStore:
+    """Conversations saved under a name, in `folder` (`home() / "sessions"` by default)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home() / "sessions"
+
+    def path(self, name: str) -> Path:
+        """The file of a session.
+
+        Raises:
+            SessionError: the name is not usable as a file name.
+        """
+        if not name or name.startswith(".") or any(c in '/\\:*?"<>|' or not c.isprintable() for c in name):
+            raise SessionError(f"'{name}' is no name for a session.", "Use letters, digits, '-', '_' and spaces.")
+        return self.folder / f"{name}{_SUFFIX}"
+
+    def exists(self, name: str) -> bool:
+        """Whether a session of this name was saved."""
+        return self.path(name).is_file()
+
+    def save(self, name: str, arrays: Mapping[str, mx.array], record: Mapping[str, Any]) -> None:
+        """Write a session, replacing an older one of that name only when all is on disk."""
+        archive.write(self.path(name), arrays, record)
+
+    def load(self, name: str) -> tuple[dict[str, mx.array], dict[str, Any]]:
+        """Arrays and record of a session.
+
+        Raises:
+            SessionError: there is none of this name, or it is damaged.
+        """
+        if not self.exists(name):
+            known = ", ".join(f"'{info.name}'" for info in self.list()) or "none"
+            raise SessionError(f"There is no session '{name}'.", f"Saved sessions: {known}.")
+        return archive.read(self.path(name))
+
+    def remove(self, name: str) -> None:
+        """Delete a session.
+
+        Raises:
+            SessionError: there is none of this name.
+        """
+        if not self.exists(name):
+            raise SessionError(f"There is no session '{name}'.", "See them with: mlxlin sessions")
+        self.path(name).unlink()
+
+    def list(self) -> list[SessionInfo]:
+        """All sessions, the latest first."""
+        found = [
+            SessionInfo(path.name[: -len(_SUFFIX)], s.st_mtime, s.st_size) for path, s in _stats(_files(self.folder))
+        ]
+        return sorted(found, key=lambda info: info.saved, reverse=True)
+
+
+def _files(folder: Path, pattern: str = "*") -> Iterator[Path]:
+    return (path for path in folder.glob(pattern + _SUFFIX) if not path.name.startswith("."))
+
+
+def _stats(paths: Iterator[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            yield path, path.stat()
+
+
+def _names(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[str]:
+    """File names of the prefixes of the given lengths (ascending), in one pass over the tokens."""
+    digest, done = hashlib.sha256(), 0
+    for length in lengths:
+        digest.update(b"".join(token.to_bytes(4, "little") for token in tokens[done:length]))
+        done = length
+        yield f"{length}-{digest.copy().hexdigest()[:32]}{_SUFFIX}"
