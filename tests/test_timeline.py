@@ -1,0 +1,278 @@
+"""A timeline is at any time where reading everything from scratch would be, and reads little to get there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlxlin import archive
+from mlxlin.backend import mx
+from mlxlin.errors import InputError, SessionError
+from mlxlin.models import Model
+from mlxlin.store import PrefixStore, SessionStore
+from mlxlin.timeline import Mark, Timeline, common_prefix
+from tests.tiny import CONFIGS, VOCAB, tiny_model
+
+MODELS = {name: tiny_model(config) for name, config in CONFIGS.items()}
+kinds = pytest.mark.parametrize("kind", MODELS)
+
+
+def tokens(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def assert_from_scratch(line: Timeline) -> None:
+    """The state and the logits are those of a model that reads the line's tokens at once."""
+    if not line.tokens:
+        return
+    expected, fresh = line.model([line.tokens])
+    assert expected is not None
+    if line.logits is not None:
+        np.testing.assert_allclose(np.array(line.logits[0, 0]), np.array(expected[0, -1]), atol=2e-4)
+        assert mx.argmax(line.logits[0, 0]).item() == mx.argmax(expected[0, -1]).item()
+    one, other = line.state.arrays(), fresh.arrays()
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), atol=2e-4, err_msg=name)
+
+
+class Counting:
+    """A model that counts the tokens it reads."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.read = model, 0
+
+    def __call__(self, ids, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.read += ids.size if isinstance(ids, mx.array) else len(ids[0])
+        return self.model(ids, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+
+@kinds
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), budget=st.sampled_from([0, 40_000, 10**9]))
+def test_random_play_equals_reading_from_scratch(kind: str, seed: int, budget: int, tmp_path: Path) -> None:
+    rng, model = random.Random(seed), MODELS[kind]
+    lines = [Timeline(model, budget=budget)]
+    for move in range(8):
+        line = rng.choice(lines)
+        action = rng.choice(["resume", "resume", "advance", "rewind", "fork", "decode", "save"])
+        new = tokens(seed + move, rng.choice([1, 2, 5, 17, 70]))
+        if action == "resume":
+            kept = line.tokens[: rng.randrange(len(line.tokens) + 1)]
+            marks = [Mark(len(kept), f"turn {move}")] if kept else []
+            reuse = line.resume(kept + new, marks=marks)
+            assert line.tokens == kept + new and 0 <= reuse.reused < reuse.total == line.position
+        elif action == "advance":
+            line.advance(new)
+        elif action == "rewind" and line.tokens:
+            line.rewind(rng.randrange(line.position + 1))
+        elif action == "fork":
+            lines.append(line.fork())
+        elif action == "decode" and line.tokens:
+            state = line.state
+            for token in new[:3]:
+                _, state = model([[token]], state)
+            line.adopt(new[:3], state)
+        elif action == "save":
+            arrays, record = line.snapshot()
+            archive.write(tmp_path / "line.safetensors", arrays, record)
+            again = Timeline(model, budget=budget)
+            again.restore_snapshot(*archive.read(tmp_path / "line.safetensors"))
+            assert (again.tokens, again.marks) == (line.tokens, line.marks)
+            lines[lines.index(line)] = again
+        for each in lines:
+            assert_from_scratch(each)
+            assert len(each.points) <= 1 or each.checkpoint_nbytes <= max(budget, each.points[-1].checkpoint.nbytes)
+            assert [p.position for p in each.points] == sorted({p.position for p in each.points})
+
+
+@kinds
+def test_same_calls_give_the_same_bits(kind: str) -> None:
+    text = tokens(1, 40)
+    one, other = Timeline(MODELS[kind]), Timeline(MODELS[kind])
+    one.resume(text, marks=[Mark(30, "turn 1")])
+    one.resume(text[:30] + tokens(2, 9))  # somewhere else and back
+    one.resume(text)
+    other.resume(text, marks=[Mark(30, "turn 1")])
+    assert one.logits is not None and other.logits is not None and mx.array_equal(one.logits, other.logits)
+
+
+@kinds
+def test_b49_an_edit_of_the_last_tokens_reads_the_last_tokens(kind: str) -> None:
+    model = Counting(MODELS[kind])
+    line = Timeline(model)  # type: ignore[arg-type]
+    text = tokens(3, 50)
+    line.resume(text)
+    model.read = 0
+    reuse = line.resume(text[:49] + tokens(4, 2))
+    assert reuse.reused == 49 and model.read == 2
+    assert_from_scratch(line)
+
+
+@kinds
+def test_the_same_prompt_again_reads_at_most_one_token(kind: str) -> None:
+    line = Timeline(MODELS[kind])
+    text = tokens(5, 30)
+    line.resume(text)
+    assert line.resume(text).reused == 30  # nothing came between: the logits are at hand
+    _, state = line.model([tokens(6, 3)], line.state)
+    line.adopt(tokens(6, 3), state)
+    assert line.resume(text).reused == 29
+    assert_from_scratch(line)
+
+
+@kinds
+def test_b51_all_layers_are_at_one_position(kind: str) -> None:
+    line = Timeline(MODELS[kind])
+    line.advance(tokens(7, 33))
+    line.rewind(32)
+    assert line.position == 32 == int(line.state.positions[0])
+    assert line.state.kv_length in (0, 32)
+    assert_from_scratch(line)
+
+
+@kinds
+def test_b43_what_is_kept_is_not_changed_by_what_follows(kind: str) -> None:
+    line = Timeline(MODELS[kind])
+    line.advance(tokens(8, 20))
+    line.keep("here")
+    kept = {
+        name: np.array(array) for layer in line.points[-1].checkpoint.recurrent for name, array in (layer or {}).items()
+    }
+    twin = line.fork()
+    twin.advance(tokens(9, 30))
+    line.advance(tokens(10, 30))
+    again = {
+        name: np.array(array) for layer in line.points[1].checkpoint.recurrent for name, array in (layer or {}).items()
+    }
+    assert all((kept[name] == again[name]).all() for name in kept)
+    assert_from_scratch(line), assert_from_scratch(twin)
+
+
+def test_long_prompts_leave_checkpoints_that_lie_closer_towards_the_end() -> None:
+    line = Timeline(MODELS["recurrent"])
+    line.advance(tokens(11, 4096))
+    assert [point.position for point in line.points] == [2048, 3072, 3584, 4095]
+    reuse = line.resume(line.tokens[:3500] + tokens(12, 100))
+    assert reuse.reused == 3072
+    assert "checkpoint at token 3,072" in reuse.why
+
+
+def test_an_interrupted_prompt_leaves_a_consistent_line() -> None:
+    line = Timeline(MODELS["hybrid"])
+    line.advance(tokens(13, 10))
+    text = line.tokens + tokens(14, 1500)
+
+    def stop(done: int, total: int) -> None:
+        assert 10 < done <= total == 1510
+        if done > 900:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        line.resume(text, progress=stop)
+    assert_from_scratch(line)
+    assert line.tokens == text[: line.position] and line.position >= 10
+    line.resume(text)
+    assert_from_scratch(line)
+
+
+def test_the_reason_names_what_changed() -> None:
+    line = Timeline(MODELS["hybrid"])
+    text = tokens(15, 300)
+    marks = [Mark(100, "turn 1"), Mark(200, "turn 2")]
+    assert str(line.resume(text, marks=marks)) == "reused 0 of 300 tokens (nothing was read before)"
+    assert line.resume(text + [1, 2]).why == "everything read so far"
+    changed = text[:250] + [(text[250] + 1) % VOCAB]
+    reuse = line.resume(changed, cause="the template rewrote")
+    assert str(reuse) == "reused 200 of 251 tokens (checkpoint before turn 2; the template rewrote turn 2)"
+    other = [(text[0] + 1) % VOCAB, *text]
+    assert line.resume(other).why == "the text changed in its beginning"
+
+
+def test_forks_share_keys_and_values_until_they_diverge() -> None:
+    line = Timeline(MODELS["hybrid"])
+    line.advance(tokens(16, 600))
+    forks = [line.fork() for _ in range(100)]
+    storages = {id(layer.storage) for fork in forks for layer in fork.state.keys_values()}
+    assert len(storages) == 1
+    line.advance(tokens(17, 5))
+    forks[0].advance(tokens(18, 5))
+    assert_from_scratch(line), assert_from_scratch(forks[0])
+    storages = {id(layer.storage) for fork in forks for layer in fork.state.keys_values()}
+    assert len(storages) == 2
+
+
+def test_impossible_requests_are_refused() -> None:
+    line = Timeline(MODELS["hybrid"])
+    with pytest.raises(InputError, match="empty"):
+        line.resume([])
+    with pytest.raises(InputError, match="token 3 of 0"):
+        line.rewind(3)
+
+
+def test_b48_a_stored_prefix_is_found_by_another_process(tmp_path: Path) -> None:
+    model = Counting(MODELS["hybrid"])
+    shared = tokens(19, 200)
+    store = PrefixStore(model.model.fingerprint, tmp_path)
+    first = Timeline(model, store=store)  # type: ignore[arg-type]
+    first.resume(shared + tokens(20, 20), marks=[Mark(200, "turn 1", shared=True)])
+    model.read = 0
+    second = Timeline(model, store=PrefixStore(model.model.fingerprint, tmp_path))  # type: ignore[arg-type]
+    reuse = second.resume(shared + tokens(21, 30))
+    assert (reuse.reused, model.read) == (200, 30) and "stored earlier" in reuse.why
+    assert_from_scratch(second)
+    other = PrefixStore("another model", tmp_path)
+    assert other.find(shared, 0, model.model.fresh()) is None
+
+
+def test_a_damaged_prefix_is_a_miss_and_goes(tmp_path: Path) -> None:
+    model, text = MODELS["recurrent"], tokens(22, 100)
+    store = PrefixStore("f", tmp_path)
+    _, state = model([text])
+    store.put(text, state)
+    (path,) = tmp_path.glob("*/*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert store.find(text, 0, model.fresh()) is None and not path.exists()
+
+
+def test_the_store_keeps_to_its_budget_and_gives_up_the_oldest(tmp_path: Path) -> None:
+    import os
+
+    model = MODELS["recurrent"]
+    texts = [tokens(30 + i, 100) for i in range(4)]
+    states = [model([text])[1] for text in texts]
+    size = sum(array.nbytes for array in states[0].arrays().values())
+    store = PrefixStore("f", tmp_path, budget=int(size * 2.9))
+    for age, (text, state) in enumerate(zip(texts, states, strict=True)):
+        store.put(text, state)
+        for path in tmp_path.glob("*/*.safetensors"):
+            if path.stat().st_mtime > 10**6:
+                os.utime(path, (age, age))
+    assert [store.find(text, 0, model.fresh()) is not None for text in texts] == [False, False, True, True]
+
+
+def test_sessions_are_listed_loaded_and_removed(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    store.save("my chat", {"a": mx.ones((2,))}, {"turns": []})
+    assert [info.name for info in store.list()] == ["my chat"] and store.exists("my chat")
+    assert store.load("my chat")[1]["turns"] == []
+    with pytest.raises(SessionError, match="no session 'other'"):
+        store.load("other")
+    for bad in ("", "../up", ".hidden", "a/b", "tab\t"):
+        with pytest.raises(SessionError, match="no name"):
+            store.path(bad)
+    store.remove("my chat")
+    assert store.list() == []
+
+
+def test_common_prefix() -> None:
+    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2 == common_prefix([1, 2], [1, 2, 4])
+    assert common_prefix([], [1]) == 0

@@ -1,0 +1,56 @@
+"""Tiny random models of different kinds, built from configs of their families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxlin.backend import mx
+from mlxlin.models import Model, find, parameters
+
+VOCAB = 64
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+RECURRENT: dict[str, Any] = {
+    "model_type": "gla",
+    "architectures": ["GLAForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_heads": 2,
+    "expand_k": 0.5,
+    "expand_v": 1.0,
+    "hidden_ratio": 2,
+    "max_position_embeddings": 4096,
+}
+CONFIGS = {"hybrid": HYBRID, "recurrent": RECURRENT}
+
+
+def tiny_model(config: dict[str, Any], seed: int = 0) -> Model:
+    """A model with random weights large enough that every part matters."""
+    spec = find(config).spec(config)
+    key = mx.random.key(seed)
+    params: dict[str, mx.array] = {}
+    for name, parameter in parameters(spec).items():
+        key, own = mx.random.split(key)
+        noise = mx.random.normal(parameter.shape, key=own)
+        params[name] = noise * 0.3 if len(parameter.shape) > 1 else 1 + 0.2 * noise
+    return Model(spec, params)
