@@ -7,7 +7,7 @@ With n sub-tokens per token k, v and beta hold T n of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
 
@@ -112,6 +112,8 @@ def chunk(x: Arguments, *, dtype: mx.Dtype | None = None) -> tuple[mx.array, mx.
     Returns y [B, T, HV, V] in `dtype` (v's) and S float32.
     """
     B, T, H, K, HV, V = x.sizes
+    if x.write == "LOW_RANK" and x.g is not None and x.g.ndim == 3:  # Comba; the broadcast copies nothing
+        x = replace(x, g=mx.broadcast_to(x.g[..., None], (B, T, HV, K)))
     arrays = {name: array for name, array in x.arrays().items() if name != "Z"}
     prepared = _prep_channel(x) if x.decay == "CHANNEL_DECAY" else _prep_head(x)
     columns = _columns(K, V, B * HV)

@@ -1,0 +1,60 @@
+"""The two-kernel chunk-parallel prefill against the definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.metal.recurrence import chunk
+
+from .cases import Case, arguments, assert_equals_reference
+
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 65)
+
+CASES = [
+    Case("linear", T=18, K=96, V=64, groups=3, dtype=mx.bfloat16, keys="correlated"),
+    Case("decay", T=35, B=2, K=64, V=96, groups=4, gates="mixed", strided=True, lengths=(35, 16)),
+    Case("delta", T=40, K=128, V=32, groups=1, keys="correlated", beta=2.0),
+    Case("gated_delta", T=33, B=3, K=192, V=64, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(0, 31, 33)),
+    Case("gated_delta", T=20, H=2, K=256, V=32, dtype=mx.bfloat16, strided=True),
+    Case("delta_product", T=11, B=2, substeps=3, lengths=(11, 1), gates="mixed", keys="correlated", strided=True),
+    Case("delta_product", T=13, decay="none", substeps=2, keys="correlated", beta=1.9),
+    Case("gated", T=33, B=3, H=2, groups=1, K=64, gates="mixed", lengths=(0, 17, 33), dtype=mx.bfloat16),
+    Case("kda", T=36, K=96, V=64, groups=3, gates="mixed", keys="correlated", beta=2.0, strided=True),
+    Case("dplr", T=33, B=2, K=64, V=64, groups=1, gates="mixed", keys="correlated", lengths=(3, 33)),
+    Case("dplr", T=17, decay="head", groups=4, dtype=mx.float16, strided=True),
+]
+
+
+def assert_chunk_equals_reference(case: Case) -> None:
+    x = case.inputs()
+    y, S = chunk(arguments(x))
+    assert_equals_reference(x, y, S)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunk_equals_reference(case: Case) -> None:
+    assert_chunk_equals_reference(case)
+
+
+@pytest.mark.parametrize("rule", ["decay", "gated", "gated_delta", "kda", "dplr"])
+def test_b31_every_length_gives_the_state_of_its_last_token(rule: str) -> None:
+    for T in LENGTHS:
+        for gates in ("mild", "mixed"):
+            assert_chunk_equals_reference(Case(rule, T=T, gates=gates, keys="correlated", seed=T))
+
+
+@pytest.mark.parametrize("rule", ["gated_delta", "kda"])
+def test_b33_a_sequence_equals_its_parts(rule: str) -> None:
+    x = Case(rule, T=48, gates="mixed").inputs()
+    whole = arguments(x)
+    for split in (1, 16, 29):
+        S, outputs = x.S, []
+        for part in (slice(0, split), slice(split, 48)):
+            cut = {name: getattr(whole, name)[:, part] for name in ("q", "k", "v", "g", "beta")}
+            y, S = chunk(replace(whole, **cut, S=S))
+            outputs.append(y)
+        assert_equals_reference(x, mx.concatenate(outputs, axis=1), S)
