@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.msl import CompileError, MslError, RunError, last_report, metal_kernel
+from tests.msl import MslError, last_report, metal_kernel
 
 SETUP = "uint i = thread_position_in_grid.x; uint t = thread_position_in_threadgroup.x;\n"
 SHARED = "threadgroup float b[64];\n"

@@ -40,7 +40,14 @@ ENTRY = "mtl_entry"
 # Kernel text is numbered from here for the compiler, so that a line number alone tells it from MLX's preamble.
 FIRST_LINE = 100_001
 
-_CODE = ("-march=x86-64-v3", "-fPIC", "-ffp-contract=off", "-fno-vectorize", "-fno-slp-vectorize")
+_CODE = (
+    "-march=x86-64-v3",
+    "-fPIC",
+    "-fstack-clash-protection",
+    "-ffp-contract=off",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+)
 _LANGUAGE = (
     *("-nostdinc", "-nostdlib", "-fno-builtin", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
     *("-fno-strict-aliasing", "-fvisibility=hidden", "-gline-tables-only", "-fconvergent-functions"),
@@ -52,8 +59,9 @@ _LANGUAGE = (
     *("-fno-caret-diagnostics", "-fno-color-diagnostics", "-Wno-everything", "-Wimplicit-float-conversion"),
     *("-Werror=vla", "-Werror=uninitialized", "-Werror=sometimes-uninitialized"),
 )
-# everything is inlined, as on a GPU: two calls of a helper are two places in the program
-_INLINE = ("-mllvm", "-inline-threshold=20000")
+# Everything is inlined, as on a GPU: two calls of a helper are two places in the program. A vector load of which one
+# component is used stays a vector load, with its alignment.
+_PASSES = ("-mllvm", "-inline-threshold=20000", "-mllvm", "-disable-vector-combine")
 _FRONT_END = ("-O1", "-Xclang", "-disable-llvm-passes")
 # clang rounds float to bfloat through this compiler-rt function, which nothing links
 _BFLOAT_ROUNDING = """
@@ -210,13 +218,13 @@ def _back_end(module: Path, target: Path, *options: str) -> None:
 
 
 def _fast(module: Path, folder: Path) -> None:
-    _back_end(module, folder / "kernel.o", "-O2", *_INLINE, "-c")
+    _back_end(module, folder / "kernel.o", "-O2", *_PASSES, "-c")
     link([folder / "kernel.o"], folder / "kernel.so")
 
 
 def _checked(module: Path, folder: Path) -> None:
     optimised, checked = folder / "optimised.ll", folder / "checked.ll"
-    _back_end(module, optimised, "-O1", *_INLINE, "-S", "-emit-llvm")
+    _back_end(module, optimised, "-O1", *_PASSES, "-S", "-emit-llvm")
     text, sites = instrument(optimised.read_text(), is_user, ENTRY)
     checked.write_text(text)
     (folder / "sites.json").write_text(json.dumps(sites))
