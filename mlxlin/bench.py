@@ -91,12 +91,12 @@ class Local:
         read = self._clock() - start
         if int(state.positions[0]) - int(fresh.positions[0]) != len(prompt):
             raise NumericsError("The state does not stand behind the prompt that was just read.")
-        tokens, times, last = [], [], state
-        sampler = Sampler(Sampling(temperature=0.0))
-        for step in decode(model, logits, state, sampler, stop_ids=frozenset(), max_tokens=count):
+        tokens, times = [], []
+        decoding = decode(model, logits, state, Sampler(Sampling(temperature=0.0)), max_tokens=count)
+        for step in decoding:
             times.append(self._clock())
             tokens.append(step.token)
-            last = step.state
+        last = decoding.state
         self._evaluate(last.leaves())
         start = self._clock()
         logits, after = prefill(model, turn, last)

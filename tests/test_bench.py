@@ -76,13 +76,21 @@ class Machine:
         result = Lazy(self, self.cost(len(tokens) * READ) + once)
         return result, FakeState(state.position + len(tokens) - self.forgets, result)
 
-    def decode(
-        self, model: Machine, logits: Lazy, state: FakeState, *_: Any, max_tokens: int, **__: Any
-    ) -> Iterator[Any]:
-        self.now += 0.7  # whatever lies between the prompt and the first token belongs to neither rate
-        for number in range(max_tokens):
-            self.now += self.cost(STEP)
-            yield type("Step", (), {"token": number, "state": FakeState(state.position + number, Lazy(self, 0.0))})
+    def decode(self, model: Machine, logits: Lazy, state: FakeState, *_: Any, max_tokens: int) -> FakeDecoding:
+        return FakeDecoding(self, FakeState(state.position + max_tokens, Lazy(self, 0.0)), max_tokens)
+
+
+@dataclass
+class FakeDecoding:
+    machine: Machine
+    state: FakeState
+    max_tokens: int
+
+    def __iter__(self) -> Iterator[Any]:
+        self.machine.now += 0.7  # whatever lies between the prompt and the first token belongs to neither rate
+        for number in range(self.max_tokens):
+            self.machine.now += self.machine.cost(STEP)
+            yield type("Step", (), {"token": number})
 
 
 @pytest.fixture
@@ -158,7 +166,7 @@ def test_b74_spread_and_drift_show_a_machine_getting_warm(machine: Machine) -> N
 
 
 def test_all_tokens_are_generated_or_it_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(*args: Any, max_tokens: int, **options: Any) -> Iterator[Any]:
+    def short(*args: Any, max_tokens: int, **options: Any) -> FakeDecoding:
         return machine.decode(*args, max_tokens=max_tokens - 1, **options)
 
     monkeypatch.setattr(bench, "decode", short)

@@ -116,14 +116,14 @@ class Decoding:
     def __next__(self) -> Step:
         if self.finish_reason is not None:
             raise StopIteration
-        current, (_, before), count = self._ahead, self._read, len(self.tokens) + 1
+        current, (_, after), count = self._ahead, self._read, len(self.tokens) + 1
         assert current is not None
-        following, after = None, before
+        following = None
         if count < self._max_tokens:
-            logits, after = self._model(current.token[:, None], before, logits="last")
+            logits, after = self._model(current.token[:, None], after, logits="last")
             assert logits is not None
             following = launch(logits, after, self._sampler, self._top)
-        step = _wait(current, before, count)
+        step = _wait(current, count)
         self._clock()
         self.tokens.append(step.token)
         self._read = (count if following else count - 1, after)  # one assignment: an interrupt finds it whole
@@ -143,15 +143,15 @@ class Decoding:
         self.seconds = now - self._first_at
 
 
-def _wait(ahead: Ahead, before: State, count: int) -> Step:
+def _wait(ahead: Ahead, count: int) -> Step:
     """The token, once it is there."""
     (token,) = cast(list[int], ahead.token.tolist())
     if token < 0:
         raise not_finite(count)
     if ahead.logprobs is None:
-        return Step(token, before)
+        return Step(token)
     chosen, ids, values = (cast(list[Any], array.tolist()) for array in ahead.logprobs)
-    return Step(token, before, chosen[0], tuple(zip(ids[0], values[0], strict=True)))
+    return Step(token, chosen[0], tuple(zip(ids[0], values[0], strict=True)))
 
 
 def decode(

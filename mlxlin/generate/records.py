@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from mlxlin.state import State
+from typing import Literal
 
 Finish = Literal["stop", "length"]
 Progress = Callable[[int, int], None]
@@ -58,13 +55,11 @@ class Step:
 
     Attributes:
         token: its id.
-        state: has read everything before this token, not the token itself.
         logprob: natural-log probability under the model, where asked for.
         top: the likeliest (token, logprob) at this place, best first.
     """
 
     token: int
-    state: State
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
