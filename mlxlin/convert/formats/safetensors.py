@@ -124,7 +124,7 @@ def shard_names(folder: Path) -> list[str]:
     elif "model.safetensors" in present:
         names = ["model.safetensors"]
     else:
-        names = present
+        names = list(present)  # a copy: it grows while `present` is walked
         for match in filter(None, map(_SHARD.match, present)):
             names += [f"{match[1]}-{n:05d}-of-{match[3]}.safetensors" for n in range(1, int(match[3]) + 1)]
         names = sorted(set(names))
