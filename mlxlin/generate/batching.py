@@ -39,7 +39,7 @@ def batch(
     Each row reads, samples (from the same seed) and stops as it would alone. A row that has stopped leaves the batch.
 
     Returns:
-        One completion for each prompt, in their order.
+        One completion for each prompt, in their order. Their prefill_seconds are those of the whole batch.
 
     Raises:
         InputError, ResourceError, NumericsError: as `stream`; one bad prompt ends the batch.

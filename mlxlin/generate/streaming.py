@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
-from mlxlin.generate.decoding import decode
+from mlxlin.generate.decoding import Decoding, decode
 from mlxlin.generate.prompts import Prompt, is_tokens, prompt_tokens, room
 from mlxlin.generate.reading import prefill
 from mlxlin.generate.records import Piece, Progress, Stats
@@ -66,14 +66,16 @@ def stream(
     limit = room(model, reused + len(tokens), max_tokens, context)
     stops = stop_texts(stop) + (() if raw else tokenizer.stop_texts)
 
-    def run() -> Iterator[Piece]:
+    def begin() -> tuple[Decoding, Stats]:  # on its own, so that the state behind the prompt is not kept alive
         mx.reset_peak_memory()
         start = time.perf_counter()
         logits, behind = prefill(model, tokens, state, progress=progress)
         stats = Stats(reused + len(tokens), reused, prefill_seconds=time.perf_counter() - start)
-        sampler = Sampler(chosen, [tokens])
-        ids = tokenizer.stop_ids
-        decoding = decode(model, logits, behind, sampler, stop_ids=ids, max_tokens=limit, logprobs=logprobs)
+        sampler, ids = Sampler(chosen, [tokens]), tokenizer.stop_ids
+        return decode(model, logits, behind, sampler, stop_ids=ids, max_tokens=limit, logprobs=logprobs), stats
+
+    def run() -> Iterator[Piece]:
+        decoding, stats = begin()
         yield from pieces(tokenizer, decoding, stop=stops, continues=raw, stats=stats)
 
     return run()
