@@ -75,7 +75,8 @@ class Conversation:
     def settings(self) -> dict[str, Any]:
         """Sampling as it will be for the next reply, by the names `set` takes."""
         chosen = self._chosen()
-        return {option.flag[2:]: getattr(chosen, name) for name, option in SAMPLING.items()}
+        found = {option.flag[2:]: getattr(chosen, name) for name, option in SAMPLING.items()}
+        return found | ({"seed": "random"} if chosen.seed is None else {})
 
     def set(self, name: str, value: str) -> None:
         """Change a sampling option.
@@ -90,11 +91,11 @@ class Conversation:
                 f"There are: {', '.join(option.flag[2:] for option in SAMPLING.values())}.",
             )
         try:
-            number = SAMPLING[field].type(value)
+            changed: dict[str, Any] = {field: SAMPLING[field].type(value)}
         except ValueError as error:
             raise mlxlin.InputError(f"'{value}' is no value for {name}.", f"Say for example: /set {name} 1") from error
-        mlxlin.Sampling(**{field: number})  # refuses what is out of range
-        self.options[field] = number
+        mlxlin.Sampling(**changed)  # refuses what is out of range
+        self.options |= changed
 
     def clear(self) -> None:
         """Forget all turns; the system prompt stays."""
@@ -133,9 +134,7 @@ class Conversation:
             return Reply()
 
     def _chosen(self) -> mlxlin.Sampling:
-        values: dict[str, Any] = {}
-        values.update(self.loaded.tokenizer.generation_defaults)
-        values.update(sampling_arguments(self.options))
+        values: dict[str, Any] = {**self.loaded.tokenizer.generation_defaults, **sampling_arguments(self.options)}
         return mlxlin.Sampling(**values)
 
     def _sampling(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,7 +95,10 @@ def stats_line(stats: Stats) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, which the yielded function tells; a second Ctrl-C raises KeyboardInterrupt."""
+    """Ctrl-C sets a flag, which the yielded function tells; a second Ctrl-C raises KeyboardInterrupt.
+
+    What is typed meanwhile does not appear in the text; it is there at the next prompt.
+    """
     pressed = False
 
     def press(signum: int, frame: FrameType | None) -> None:
@@ -104,6 +109,22 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGINT, press)
     try:
-        yield lambda: pressed
+        with _no_echo():
+            yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO  # local modes
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
