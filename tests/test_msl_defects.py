@@ -85,8 +85,14 @@ DEFECTS = [
     (
         "uninitialised variable",
         "float s;\nif (x[i] > 300) s = 1;\nout[i] = s;",
-        "uninitialised variable .*output 'out'|uninitialized",
+        "source line 3:5: variable 's' is used uninitialized",
         "float s = 0;\nif (x[i] > 300) s = 1;\nout[i] = s;",
+    ),
+    (
+        "uninitialised element of a private array",
+        "float s[4];\nfor (int k = 0; k < 3; ++k) s[k] = x[i];\nout[i] = s[i % 4] * 2;",
+        r"output 'out': 64 of 256 elements computed from an uninitialised variable \(first: \(3,\)\)",
+        "float s[4];\nfor (int k = 0; k < 4; ++k) s[k] = x[i];\nout[i] = s[i % 4] * 2;",
     ),
     (
         "output never written",
@@ -151,7 +157,8 @@ DEFECTS = [
         SHARED
         + "if (t % 32 == 0) b[t] = x[i];\n"
         + BARRIER
-        + "float s = b[t & 32];\nsimdgroup_barrier(mem_flags::mem_threadgroup);\nif (t % 32 == 0) b[t] = s + 1;\nout[i] = s;",
+        + "float s = b[t & 32];\nsimdgroup_barrier(mem_flags::mem_threadgroup);\n"
+        + "if (t % 32 == 0) b[t] = s + 1;\nout[i] = s;",
     ),
     (
         "two threads write one element",

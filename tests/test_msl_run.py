@@ -14,14 +14,11 @@ Array = np.ndarray[Any, Any]
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
 
 
-def elementwise(
-    source: str, *inputs: Any, dtype: Any = np.float32, size: int = 0, header: str = "", **options: Any
-) -> Any:
+def elementwise(source: str, *inputs: Any, dtype: Any = np.float32, size: int = 0, **options: Any) -> Any:
     """One thread per element of the output; inputs are called a, b, c."""
     size = size or inputs[0].size
-    template = options.pop("template", None)
-    call_options = {key: options.pop(key) for key in ("init_value",) if key in options}
-    kernel = metal_kernel("elementwise", list("abc")[: len(inputs)], ["out"], I + source, header, **options)
+    template, init_value = options.pop("template", None), options.pop("init_value", None)
+    kernel = metal_kernel("elementwise", list("abc")[: len(inputs)], ["out"], I + source, **options)
     return kernel(
         inputs=list(inputs),
         template=template,
@@ -29,7 +26,7 @@ def elementwise(
         threadgroup=(min(size, 64), 1, 1),
         output_shapes=[(size,)],
         output_dtypes=[dtype],
-        **call_options,
+        init_value=init_value,
     )[0]
 
 
@@ -237,11 +234,11 @@ def test_shuffles(dtype: mx.Dtype) -> None:
 
 def test_reductions_scans_and_votes() -> None:
     x = np.random.default_rng(0).integers(1, 5, 64).astype(np.int32)
-    source = """
-    int x = a[i];
+    source = """int x = a[i];
     out[i] = simd_sum(x); out[64 + i] = simd_max(x); out[128 + i] = simd_min(x); out[192 + i] = simd_xor(x);
     out[256 + i] = simd_prefix_inclusive_sum(x); out[320 + i] = simd_prefix_exclusive_sum(x);
-    out[384 + i] = quad_sum(x); out[448 + i] = popcount(uint(ulong(simd_ballot(x > 2)))); out[512 + i] = simd_all(x > 0);
+    out[384 + i] = quad_sum(x); out[448 + i] = popcount(uint(ulong(simd_ballot(x > 2))));
+    out[512 + i] = simd_all(x > 0);
     """
     kernel = metal_kernel("reductions", ["a"], ["out"], I + source)
     y = kernel(

@@ -117,7 +117,7 @@ class _Instrumenter:
 
 
 def instrument(module: str, is_user: Callable[[str], bool], entry: str) -> tuple[str, list[Site]]:
-    """The module with checks in every function but `entry` and the shim's own, and the sites they refer to by number."""
+    """The module with checks in every function but `entry` and the shim's, and the sites they refer to by number."""
     instrumenter = _Instrumenter(DebugInfo(module), is_user)
     inside = False
     for line in module.split("\n"):
