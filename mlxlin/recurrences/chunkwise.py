@@ -15,7 +15,7 @@ above are sequential, so the graph has O(T / C) nodes and memory is flat in T.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
@@ -43,6 +43,9 @@ class Chunks:
     b: mx.array | None
 
 
+Correction = Callable[[mx.array], mx.array]
+
+
 @dataclass(frozen=True)
 class Plan:
     """All of some chunks that does not involve the state."""
@@ -50,13 +53,13 @@ class Plan:
     P: mx.array  # [N, B, H, R, C, C]: how the output reads the chunk's own writes
     Q: mx.array  # queries, decayed from the start of the chunk
     written: mx.array  # keys, decayed to its end
-    correct: Callable[[int, mx.array], mx.array]  # (chunk, S) -> U
+    corrections: Iterable[Correction]  # chunk by chunk, S -> U
 
 
 def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
     """The recurrence over all tokens of x (one sub-step per token) by chunks of at most `chunk` tokens."""
     B, HV, V, K = x.S.shape
-    S = x.S.reshape(B, x.heads, HV // x.heads, V, K)
+    S = x.S.reshape(1, B, x.heads, HV // x.heads, V, K)
     Z = None if x.Z is None else x.Z.reshape(B, x.heads, HV // x.heads, 1, K)
     pieces = list(cut(x.tokens, chunk))
     outputs = []
@@ -117,19 +120,30 @@ def slice_chunks(x: Inputs, start: int, stop: int, C: int) -> Chunks:
 
 
 def scan_chunks(plan: Plan, decay: Decay, S: mx.array) -> tuple[mx.array, mx.array]:
-    """Carry the state [B, H, R, V, K] through the chunks; y [N, B, H, R, C, V]."""
+    """Carry the state [1, B, H, R, V, K] through the chunks; y [N, B, H, R, C, V]."""
     outputs = []
-    for n in range(plan.P.shape[0]):
-        U = plan.correct(n, S)
-        outputs.append(mx.addmm(plan.P[n] @ U, plan.Q[n], S.swapaxes(-1, -2)))
-        S = mx.addmm(decay.carry(n, S), U.swapaxes(-1, -2), plan.written[n])
-    return mx.stack(outputs), S
+    N = plan.P.shape[0]
+    parts = zip(each(plan.P), each(plan.Q), each(plan.written), decay.carries(N), plan.corrections, strict=True)
+    for P, Q, written, carry, correct in parts:
+        U = correct(S)
+        outputs.append(mx.addmm(P @ U, Q, S.swapaxes(-1, -2)))
+        S = mx.addmm(carry(S), U.swapaxes(-1, -2), written)
+    return mx.concatenate(outputs), S
+
+
+def each(x: mx.array) -> list[mx.array]:
+    """The chunks of x [N, ...] as N views [1, ...]: one operation for all, where indexing costs two for each."""
+    return list(mx.split(x, x.shape[0]))
 
 
 def add(c: Chunks) -> Plan:
     """Additive writes."""
     [[P]] = c.decay.pairs([(c.q, Reads.AFTER)], [c.k])
-    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), lambda n, S: c.v[n])
+
+    def correction(v: mx.array) -> Correction:
+        return lambda S: v
+
+    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), map(correction, each(c.v)))
 
 
 def delta(c: Chunks) -> Plan:
@@ -139,10 +153,11 @@ def delta(c: Chunks) -> Plan:
     T = unit_lower_inverse(c.beta[..., :, None] * A) * c.beta[..., None, :]
     K = c.decay.read(c.k, Reads.DECAYED)
 
-    def correct(n: int, S: mx.array) -> mx.array:
-        return T[n] @ mx.addmm(c.v[n], K[n], S.swapaxes(-1, -2), alpha=-1.0)
+    def correction(T: mx.array, v: mx.array, K: mx.array) -> Correction:
+        return lambda S: T @ mx.addmm(v, K, S.swapaxes(-1, -2), alpha=-1.0)
 
-    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), correct)
+    corrections = map(correction, each(T), each(c.v), each(K))
+    return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), corrections)
 
 
 def low_rank(c: Chunks) -> Plan:
@@ -151,13 +166,13 @@ def low_rank(c: Chunks) -> Plan:
     [[A_b, A_k], [P_b, P_k]] = c.decay.pairs([(c.a, Reads.BEFORE), (c.q, Reads.AFTER)], [c.b, c.k])
     T = unit_lower_inverse(-A_b)
     a = c.decay.read(c.a, Reads.BEFORE)
-    known = A_k @ c.v
 
-    def correct(n: int, S: mx.array) -> mx.array:
-        return mx.concatenate([T[n] @ mx.addmm(known[n], a[n], S.swapaxes(-1, -2)), c.v[n]], axis=-2)
+    def correction(T: mx.array, v: mx.array, known: mx.array, a: mx.array) -> Correction:
+        return lambda S: mx.concatenate([T @ mx.addmm(known, a, S.swapaxes(-1, -2)), v], axis=-2)
 
+    corrections = map(correction, each(T), each(c.v), each(A_k @ c.v), each(a))
     written = mx.concatenate([c.decay.write(c.b), c.decay.write(c.k)], axis=-2)
-    return Plan(mx.concatenate([P_b, P_k], axis=-1), c.decay.read(c.q, Reads.AFTER), written, correct)
+    return Plan(mx.concatenate([P_b, P_k], axis=-1), c.decay.read(c.q, Reads.AFTER), written, corrections)
 
 
 PLANS: dict[str, Callable[[Chunks], Plan]] = {"add": add, "delta": delta, "low_rank": low_rank}

@@ -9,9 +9,10 @@ Arrays are laid out [N, B, H, R, C, *]: chunks, batch, key heads, value heads pe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -44,8 +45,8 @@ class Decay(Protocol):
     def write(self, x: mx.array) -> mx.array:
         """x_j decayed to the end of the chunk: what is left of its write in the state carried out."""
 
-    def carry(self, n: int, S: mx.array) -> mx.array:
-        """The state carried in, decayed through chunk n."""
+    def carries(self, N: int) -> Iterable[Callable[[mx.array], mx.array]]:
+        """For each of the N chunks, the map from a state [.., V, K] carried in to what is left of it at the end."""
 
 
 def triangle(C: int, reads: Reads) -> mx.array:
@@ -65,8 +66,8 @@ class NoDecay:
     def write(self, x: mx.array) -> mx.array:
         return x
 
-    def carry(self, n: int, S: mx.array) -> mx.array:
-        return S
+    def carries(self, N: int) -> Iterable[Callable[[mx.array], mx.array]]:
+        return repeat(lambda S: S, N)
 
 
 class HeadDecay:
@@ -87,8 +88,8 @@ class HeadDecay:
     def write(self, x: mx.array) -> mx.array:
         return x * self._end[..., None]
 
-    def carry(self, n: int, S: mx.array) -> mx.array:
-        return S * self._whole[n][..., None, None]
+    def carries(self, N: int) -> Iterable[Callable[[mx.array], mx.array]]:
+        return (w.__mul__ for w in mx.split(self._whole[..., None, None], N))
 
     def _seen(self, reads: Reads) -> mx.array:
         """The mask [.., C, C] for a kind of row."""
@@ -138,8 +139,8 @@ class ChannelDecay:
     def write(self, x: mx.array) -> mx.array:
         return x * self._end
 
-    def carry(self, n: int, S: mx.array) -> mx.array:
-        return S * self._whole[n]
+    def carries(self, N: int) -> Iterable[Callable[[mx.array], mx.array]]:
+        return (w.__mul__ for w in mx.split(self._whole, N))
 
     def _own(self, x: mx.array, reads: Reads, c: mx.array) -> mx.array:
         """The diagonal as tiles [.., C, 1, 1]: only AFTER sees its own token's write."""
@@ -237,7 +238,10 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
 
 @lru_cache(maxsize=8)
 def _segment_sums(n: int) -> tuple[mx.array, mx.array]:
-    """Matrix [n, n (n + 1)] and bias: g @ matrix + bias are the sums of g over (j, t], j = -1 .. n - 1, -inf for j > t."""
+    """Matrix [n, n (n + 1)] and bias such that g @ matrix + bias are the sums of g over (j, t] for j = -1 .. n - 1.
+
+    The bias is -inf for j > t: masked before the exponential.
+    """
     t, j, m = np.arange(n)[None, :, None], np.arange(-1, n)[None, None, :], np.arange(n)[:, None, None]
     matrix = ((m > j) & (m <= t)).reshape(n, -1).astype(np.float32)
     bias = np.where(j[0] <= t[0], 0, -np.inf).reshape(-1).astype(np.float32)
