@@ -56,7 +56,7 @@ _LANGUAGE = (
     *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
     "-fsanitize=array-bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow,return",
     *("-fno-sanitize-trap=all", "-ftrivial-auto-var-init=pattern"),  # the pattern is NaN in every float type
-    *("-fno-caret-diagnostics", "-fno-color-diagnostics", "-Wno-everything", "-Wimplicit-float-conversion"),
+    *("-fno-caret-diagnostics", "-fno-color-diagnostics", "-Wimplicit-float-conversion"),
     *("-Werror=vla", "-Werror=uninitialized", "-Werror=sometimes-uninitialized"),
 )
 # Everything is inlined, as on a GPU: two calls of a helper are two places in the program. A vector load of which one
