@@ -92,10 +92,10 @@ def remove_command(name: str, yes: bool) -> None:
 
 def on_disk() -> Iterator[OnDisk]:
     """Models in the hub's cache, then converted folders."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         repos = []
     else:

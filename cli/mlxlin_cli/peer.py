@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from mlxlin.bench import Trial
 
 PREFILL_STEP = 2048  # mlx-lm's default
-MODULE = "mlxlin_cli.peer"
 
 
 class Worker:
@@ -87,22 +87,23 @@ class Peer(Protocol):
 
 def serve(make: Callable[[], Peer]) -> None:
     """Answer trials from standard input until it ends; what the peer prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
 
-    def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
+        def answer(value: dict[str, Any]) -> None:
+            answers.write(json.dumps(value) + "\n")
+            answers.flush()
 
-    try:
-        peer = make()
-        answer(peer.about)
-        for line in sys.stdin:
-            answer(peer.trial(**json.loads(line)))
-    except ModuleNotFoundError as error:
-        answer({"error": f"{error.name} is not installed here.", "hint": f"pip install {error.name}"})
-    except Exception as error:  # whatever goes wrong in the peer is told at the near end
-        answer({"error": f"{type(error).__name__}: {error}"})
+        try:
+            peer = make()
+            answer(peer.about)
+            for line in sys.stdin:
+                answer(peer.trial(**json.loads(line)))
+        except ModuleNotFoundError as error:
+            package = str(error.name).replace("_", "-")
+            answer({"error": f"{package} is not installed here.", "hint": f"pip install {package}"})
+        except Exception as error:  # whatever goes wrong in the peer is told at the near end
+            answer({"error": f"{type(error).__name__}: {error}"})
 
 
 class MlxLm:
@@ -176,11 +177,20 @@ class MlxLm:
         return logits
 
 
-def mlx_lm_worker(folder: str, dtype: str, *, python: str = sys.executable, fast_blas: bool = False) -> Worker:
+def environment(**extra: str) -> dict[str, str]:
+    """What a worker sees: everything seen here, and the packages of this mlxlin first on its path."""
+    import mlxlin
+
+    roots = {str(Path(file).resolve().parents[1]) for file in (mlxlin.__file__, __file__)}
+    path = os.pathsep.join([*sorted(roots), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, **extra}
+
+
+def mlx_lm_worker(folder: str, dtype: str, *, fast_blas: bool = False) -> Worker:
     """Start mlx-lm on a checkpoint folder."""
     flags = ["--fast-blas"] if fast_blas else []
     name = "mlx-lm + fast BLAS" if fast_blas else "mlx-lm"
-    return Worker(name, [python, "-m", MODULE, folder, dtype, *flags])
+    return Worker(name, [sys.executable, "-m", "mlxlin_cli.peer", folder, dtype, *flags], environment())
 
 
 if __name__ == "__main__":
