@@ -154,8 +154,8 @@ def metal_kernel(
 
     check: instrument every memory access (default). Without it a kernel runs several times faster, and only
         divergence, barriers and accesses past the end of a buffer are noticed.
-    strict: report as errors also what many GPUs tolerate (divergent SIMD functions, reads of uninitialised memory);
-        with strict=False these become `last_report().warnings`.
+    strict: stop also at what many GPUs tolerate (divergent SIMD functions, races, reads of uninitialised memory); with
+        strict=False these become `last_report().warnings` and the kernel goes on.
     lint: reject what clang accepts and Apple's compiler does not (LintError).
     order: schedule of the threads, 0..7: bit 0 runs the lanes of a SIMD-group in descending order, bit 1 the
         SIMD-groups, bit 2 the threadgroups. Same order, same result, bit for bit.

@@ -35,13 +35,13 @@ static bool ordered(u32 other, Readers who, Clock then, const Lane *me, Clock no
   return who != ONE_THREADGROUP && simdgroup_of(other) == simdgroup_of(me->id) && then.simd < now.simd;
 }
 
-[[noreturn]] static void race(const Site &site, const char *name, u64 byte, u32 other, Readers who) {
+static void race(const Site &site, const char *name, u64 byte, u32 other, Readers who) {
   char culprit[64] = "several threads";
   if (who == ONE_THREAD)
     snprintf(culprit, sizeof culprit, "thread %u of threadgroup %u", other % MAX_THREADS, threadgroup_of(other));
-  fail("line %u:%u: data race on %s memory '%s' at byte %lu: this %s is not ordered with an access by %s", site.line,
-       site.column, site.space == THREADGROUP ? "threadgroup" : "device", name, (unsigned long)byte, verb(site),
-       culprit);
+  ISSUE(group.current, "line %u:%u: data race on %s memory '%s' at byte %lu: this %s is not ordered with an access by %s",
+        site.line, site.column, site.space == THREADGROUP ? "threadgroup" : "device", name, (unsigned long)byte,
+        verb(site), culprit);
 }
 
 static void add_reader(Cell &cell, const Lane *me, Clock now) {
