@@ -8,6 +8,7 @@ is first evaluated and keeps it by name; the name ends in a hash of everything t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -17,6 +18,7 @@ from mlxlin.backend import mx
 
 Shape = tuple[int, ...]
 Grid = tuple[int, int, int]
+Outputs = dict[str, tuple[Shape, mx.Dtype]]
 
 
 class MetalKernel(Protocol):
@@ -57,6 +59,16 @@ def kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], files: 
     return made
 
 
+def lanes_per_row(K: int) -> int:
+    """Lanes that share a row of the state: each holds at most 32 of its channels."""
+    return 4 if K <= 128 else 8
+
+
+def literal(x: float) -> str:
+    """A float as Metal writes it."""
+    return f"{x!r}f" if math.isfinite(x) else f"{'-' if x < 0 else ''}INFINITY"
+
+
 def view(name: str, array: mx.array | None) -> str:
     """An input in a kernel's body: itself with its strides, or the mark of its absence."""
     return "view(Absent())" if array is None else f"view({name}, {name}_strides)"
@@ -67,7 +79,7 @@ def launch(
     files: Sequence[str],
     call: str,
     inputs: Mapping[str, Any],
-    outputs: Mapping[str, tuple[Shape, mx.Dtype]],
+    outputs: Outputs,
     grid: Grid,
     threadgroup: Grid,
 ) -> list[mx.array]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
 
-from .kernels import launch, view
+from .kernels import lanes_per_row, launch, view
 
 SIZES = (32, 64, 96, 128, 192, 256)
 VALUE_SIZES = (*SIZES, 512)
@@ -80,7 +80,7 @@ def scan(
 ) -> tuple[mx.array, mx.array, mx.array | None]:
     """Every rule, token by token: y [B, T, HV, V] in `dtype` (v's), S float32 and, with `normalize`, Z float32."""
     B, T, H, K, HV, V = x.sizes
-    lanes = 4 if K <= 128 else 8
+    lanes = lanes_per_row(K)
     rows = 2 if B * HV * V >= 16384 and lanes == 4 else 1
     per_group = 32 // lanes * rows
     arrays = x.arrays()

@@ -1,0 +1,151 @@
+// One to sixteen tokens of a whole mixer in one dispatch, from its projections to its normed and gated output. A kernel's
+// body calls these functions one after the other:
+//
+//   1  all threads: convolution, activation, unit norm and gates of all tokens, into threadgroup memory
+//   2  L lanes per row of the state, K / L channels each in registers: the recurrence over all tokens
+//   3  one SIMD-group per token: RMS norm over the head and output gate
+//
+// A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
+// The record of one token in threadgroup memory, SIZE floats: q | k of each sub-token | v of each | decays | a | b | betas.
+
+// What a threadgroup works on, and which of its SIMD-groups and lanes this thread is
+struct Place {
+  int batch, hv, h, v0;
+  int n;                // real tokens
+  bool first_of_head;   // of the parts of a value head
+  bool first_of_key;    // of all threadgroups that read one key head: it writes what belongs to the key head
+  int group, groups, lane;
+};
+inline int thread_of(Place p) { return p.group * 32 + p.lane; }
+template <typename P>
+inline Place place_of(uint3 threadgroup_, int parts, int VT, int H, int HV, View<P> lengths, int T, uint group,
+                      int groups, uint lane) {
+  Place p;
+  p.batch = threadgroup_.z;
+  p.hv = threadgroup_.y;
+  p.h = p.hv / (HV / H);
+  p.v0 = threadgroup_.x * VT;
+  p.n = real_tokens(lengths, p.batch, T);
+  p.first_of_head = threadgroup_.x == 0;
+  p.first_of_key = p.first_of_head && p.hv % (HV / H) == 0;
+  p.group = group;
+  p.groups = groups;
+  p.lane = lane;
+  return p;
+}
+
+// 1: a vector of K channels from c0 on; one SIMD-group per token
+template <int K, int SIZE, int ACTIVATION, bool NORMED, typename CHANNELS>
+inline void stage_vectors(threadgroup float* record, CHANNELS x, int c0, float scale, Place p) {
+  for (int t = p.group; t < p.n; t += p.groups) {
+    const Lanes<K> v = vector_of<K, ACTIVATION, NORMED>(x, p.batch, t, c0, scale, p.lane);
+#pragma unroll
+    for (int i = 0; i < K / 32; ++i) record[t * SIZE + p.lane + 32 * i] = v.x[i];
+  }
+}
+template <int VT, int SIZE, int ACTIVATION, typename CHANNELS>
+inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p) {
+  for (int e = thread_of(p); e < p.n * VT; e += p.groups * 32)
+    record[e / VT * SIZE + e % VT] = channel<ACTIVATION>(x, p.batch, e / VT, c0 + p.v0 + e % VT);
+}
+
+// 1: the decays of D channels (1: of the head), and their logarithms to the tape
+template <int D, int SIZE, int KIND, typename GP, typename RP, typename BP, typename OUT>
+inline void stage_decays(threadgroup float* record, View<GP> g, View<RP> rate, View<BP> bias, float constant_,
+                         float floor_, OUT tape, int T, int HV, Place p) {
+  for (int e = thread_of(p); e < T * D; e += p.groups * 32) {
+    const int t = e / D, d = e % D;
+    const float x = t < p.n ? log_decay<KIND>(g, rate, bias, constant_, floor_, p.batch, t, p.hv, d) : 0.0f;
+    if (t < p.n) record[t * SIZE + d] = exp(x);
+    if (p.first_of_head) put(tape, ((int64_t(p.batch) * T + t) * HV + p.hv) * D + d, x);
+  }
+}
+
+// 1: beta of sub-token j, channel `c` of its projection
+template <int SIZE, int ACTIVATION, typename P>
+inline void stage_betas(threadgroup float* record, View<P> beta, int c, float factor, Place p) {
+  for (int t = thread_of(p); t < p.n; t += p.groups * 32)
+    record[t * SIZE] = factor * activated<ACTIVATION>(load(row(beta, p.batch, t, 0), c));
+}
+
+// A row in threadgroup memory
+inline Row<const threadgroup float*> staged(const threadgroup float* data) {
+  Row<const threadgroup float*> r;
+  r.data = data;
+  r.step = 1;
+  r.next = 0;
+  return r;
+}
+
+template <int DECAY, int M, int L> inline Part<M> staged_decay(const threadgroup float* w, int part) {
+  return DECAY == HEAD_DECAY ? filled<M>(w[0]) : part_of<M, L>(staged(w), part);
+}
+
+// 2: the rows v0 .. v0 + VT. The offsets say where a record holds what; y replaces the v of the last sub-token.
+// Only the first lane of a row touches its v, so that no other can read it late.
+template <int K, int VT, int L, int SIZE, int DECAY, int WRITE, int N, int KEYS, int VALUES, int DECAYS, int A, int B,
+          int BETAS, typename SP, typename U_OUT, typename Z_OUT>
+inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U_OUT tape_u, Z_OUT tape_z, int T, int HV,
+                  int V, Place p) {
+  constexpr int M = K / (4 * L), ROWS = 32 / L;
+  const int part = p.lane % L;
+  for (int r = p.group * ROWS + p.lane / L; r < VT; r += p.groups * ROWS) {
+    Part<M> s = part_of<M, L>(row(S, p.batch, p.hv, p.v0 + r), part);
+    for (int t = 0; t < p.n; ++t) {
+      threadgroup float* x = records + t * SIZE;
+      const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
+      float answer = 0.0f;
+      if (WRITE == LOW_RANK) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
+      if (DECAY != NO_DECAY) scale(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const Part<M> k = part_of<M, L>(staged(x + KEYS + j * K), part);
+        float u = simd_shuffle(part == 0 ? x[VALUES + j * VT + r] : 0.0f, ushort(p.lane - part));
+        if (WRITE == DELTA) u = x[BETAS + j] * (u - read<L>(s, k));
+        write(s, u, k);
+        if (part == 0) put(tape_u, at + j * int64_t(HV) * V, u);
+      }
+      if (WRITE == LOW_RANK) {
+        write(s, answer, part_of<M, L>(staged(x + B), part));
+        if (part == 0) put(tape_z, at, answer);
+      }
+      const float y = read<L>(s, part_of<M, L>(staged(x), part));
+      if (part == 0) x[VALUES + (N - 1) * VT + r] = y;
+    }
+    for (int t = p.n; t < T; ++t) {
+      const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
+      if (part == 0) put(tape_z, at, 0.0f);
+      for (int j = 0; j < N; ++j)
+        if (part == 0) put(tape_u, at + j * int64_t(HV) * V, 0.0f);
+    }
+    put<L>(S_out, ((int64_t(p.batch) * HV + p.hv) * V + p.v0 + r) * K, part, s);
+  }
+}
+
+// 3: RMS norm over the head's V outputs times `weight`, then the gate's activation; zeros past the last real token
+template <int VT, int SIZE, bool NORMED, int ACTIVATION, typename WP, typename GP, typename Y>
+inline void finish(const threadgroup float* outputs, View<WP> weight, View<GP> gate, float eps, device Y* y, int T,
+                   int HV, int V, Place p) {
+  for (int t = p.group; t < T; t += p.groups) {
+    const int64_t at = ((int64_t(p.batch) * T + t) * HV + p.hv) * V + p.v0;
+    float squares = 0.0f;
+    if (NORMED && t < p.n)
+      for (int d = p.lane; d < VT; d += 32) squares += outputs[t * SIZE + d] * outputs[t * SIZE + d];
+    const float norm = NORMED ? rsqrt(simd_sum(squares) / VT + eps) : 1.0f;
+    for (int d = p.lane; d < VT; d += 32) {
+      float x = t < p.n ? outputs[t * SIZE + d] * norm : 0.0f;
+      if (NORMED) x *= load(row(weight, 0, 0, 0), d);
+      if (ACTIVATION != IDENTITY && t < p.n) x *= activated<ACTIVATION>(load(row(gate, p.batch, t, 0), p.hv * V + p.v0 + d));
+      y[at + d] = Y(x);
+    }
+  }
+}
+
+// 3: one staged vector per token to the tape, zeros past the last real token; `heads` such vectors stand side by side
+template <int D, int SIZE>
+inline void record(const threadgroup float* vectors, device float* tape, int T, int heads, int head, Place p) {
+  for (int e = thread_of(p); e < T * D; e += p.groups * 32) {
+    const int t = e / D, d = e % D;
+    tape[((int64_t(p.batch) * T + t) * heads + head) * D + d] = t < p.n ? vectors[t * SIZE + d] : 0.0f;
+  }
+}

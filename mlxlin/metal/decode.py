@@ -1,0 +1,236 @@
+"""Launchers of `decode`, a whole mixer for up to sixteen tokens in one dispatch, and of `replay`, which takes some of
+them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mlxlin.backend import mx
+
+from .kernels import Outputs, lanes_per_row, launch, literal, view
+from .mixer import Mixed, MixerSpec, Projected, Record, Tape, parts
+
+_SIMD_GROUPS = 8
+_BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
+_ACTIVATION = {"none": "IDENTITY", "silu": "SILU", "sigmoid": "GATE_SIGMOID"}
+_DECAY = {"none": "NO_DECAY", "head": "HEAD_DECAY", "channel": "CHANNEL_DECAY"}
+_WRITE = {"add": "ADD", "delta": "DELTA", "low_rank": "LOW_RANK"}
+_TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
+
+Spell = Callable[[str], str]
+
+
+def decode(spec: MixerSpec, x: Projected, *, tape: bool = False) -> Mixed:
+    """Run a mixer over T <= `longest(spec, batch)` tokens.
+
+    Where `parts` says that a head is split over threadgroups, y comes without the norm and the gate of `spec`.
+    """
+    B, T, _ = x.streams[0].shape
+    dtype = x.streams[0].dtype
+    outputs: Outputs = {"y": ((B, T, spec.value_heads, spec.value_dim), dtype), "S_out": (x.S.shape, mx.float32)}
+    if spec.taps:
+        outputs["memory_out"] = ((B, spec.taps - 1, spec.width), dtype)
+    if tape:
+        outputs |= _tape_outputs(spec, B, T)
+    arrays, split = _arrays(spec, x), parts(spec, B)
+    record = Record.of(spec, spec.value_dim // split)
+    tokens = min(next(n for n in _BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
+    results = launch(
+        "decode",
+        ["mixer", "decode"],
+        "\n".join(_Body(spec, record, arrays, outputs, split).lines(tokens)),
+        {**arrays, "T": T},
+        outputs,
+        (32 * _SIMD_GROUPS * split, spec.value_heads, B),
+        (32 * _SIMD_GROUPS, 1, 1),
+    )
+    found = dict(zip(outputs, results, strict=True))
+    return Mixed(found["y"], found["S_out"], found.get("memory_out"), _tape(spec, found) if tape else None)
+
+
+def replay(spec: MixerSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
+    """The state after the first `accepted` [B] tokens of a tape, bit for bit as if no others had been run."""
+    B, HV, V, K = S.shape
+    T, lanes = tape.k.shape[1] // spec.substeps, lanes_per_row(K)
+    g = tape.g[..., None] if tape.g is not None and tape.g.ndim == 3 else tape.g
+    arrays = {"S": S, "g": g, "k": tape.k, "u": tape.u, "z": tape.z, "b": tape.b, "accepted": accepted}
+    views = ", ".join(view(name, array) for name, array in arrays.items())
+    call = (
+        f"replay<{K}, {lanes}, {_DECAY[spec.decay]}, {spec.substeps}>({views}, T, {spec.heads}, {HV}, {V}, S_out, "
+        "thread_position_in_grid, thread_index_in_simdgroup);"
+    )
+    groups = V * lanes // 32
+    outputs: Outputs = {"S_out": (S.shape, mx.float32)}
+    grid, threadgroup = (32, groups, B * HV), (32, min(8, groups), 1)
+    return launch("replay", ["replay"], call, {**arrays, "T": T}, outputs, grid, threadgroup)[0]
+
+
+def _tape_outputs(spec: MixerSpec, B: int, T: int) -> Outputs:
+    H, HV, n = spec.heads, spec.value_heads, spec.substeps
+    outputs: Outputs = {
+        "tape_k": ((B, T * n, H, spec.key_dim), mx.float32),
+        "tape_u": ((B, T * n, HV, spec.value_dim), mx.float32),
+    }
+    if spec.decay != "none":
+        outputs["tape_g"] = ((B, T, HV, *([spec.key_dim] if spec.decay == "channel" else [])), mx.float32)
+    if spec.write == "low_rank":
+        outputs["tape_z"] = ((B, T, HV, spec.value_dim), mx.float32)
+        outputs["tape_b"] = ((B, T, H, spec.key_dim), mx.float32)
+    return outputs
+
+
+def _tape(spec: MixerSpec, found: Mapping[str, mx.array]) -> Tape:
+    return Tape(**{name.removeprefix("tape_"): found[name] for name in _TAPE if name in found})
+
+
+def _arrays(spec: MixerSpec, x: Projected) -> dict[str, mx.array | None]:
+    """The inputs of the kernel, four-dimensional as it sees them."""
+    B, T, _ = x.streams[0].shape
+    per_token = dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
+    per_token |= {"memory": x.memory, "beta": x.beta, "a": x.a, "b": x.b, "gate": x.gate}
+    arrays = {name: None if array is None else array[:, :, None] for name, array in per_token.items()}
+    heads = spec.value_heads
+    return {
+        **arrays,
+        "weight": None if x.weight is None else x.weight[None, :, None],
+        "bias": None if x.bias is None else x.bias[None, None, None],
+        "decay": None if x.decay is None else x.decay.reshape(B, T, heads, -1),
+        "rate": None if x.rate is None else x.rate[None, None, :, None],
+        "decay_bias": None if x.decay_bias is None else x.decay_bias.reshape(1, 1, heads, -1),
+        "norm": None if x.norm is None else x.norm[None, None, None],
+        "S": x.S,
+        "lengths": x.lengths,
+    }
+
+
+class _Body:
+    """The calls that make up a decode kernel."""
+
+    def __init__(
+        self, spec: MixerSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, split: int
+    ) -> None:
+        self._spec = spec
+        self._at = record
+        self._arrays = arrays
+        self._outputs = outputs
+        self._split = split
+        self._rows = spec.value_dim // split
+
+    def lines(self, tokens: int) -> list[str]:
+        """In order; threadgroup memory is made for so many tokens."""
+        spec = self._spec
+        barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+        return [
+            f"threadgroup float x[{tokens * self._at.size}];",
+            f"const Place p = place_of(threadgroup_position_in_grid, {self._split}, {self._rows}, {spec.heads}, "
+            f"{spec.value_heads}, {self._view('lengths')}, T, simdgroup_index_in_threadgroup, {_SIMD_GROUPS}, "
+            "thread_index_in_simdgroup);",
+            *self._vectors(),
+            *self._values(),
+            *self._gates(),
+            barrier,
+            self._recurrence(),
+            *self._taped(),
+            barrier,
+            self._finish(),
+        ]
+
+    def _view(self, name: str) -> str:
+        return view(name, self._arrays.get(name))
+
+    def _out(self, name: str) -> str:
+        return name if name in self._outputs else "Absent()"
+
+    def _channels(self, stream: str) -> str:
+        """The projected channels behind the convolution."""
+        name = "qkv" if "qkv" in self._arrays else stream
+        views = ", ".join(self._view(other) for other in (name, "memory", "weight", "bias"))
+        return f"channels<{self._spec.taps}>({views})"
+
+    def _first(self, stream: str, j: int = 0) -> str:
+        """The first channel of this threadgroup's head in sub-token j of a stream."""
+        spec = self._spec
+        n, queries = spec.substeps, spec.heads * spec.key_dim
+        starts = {"q": 0, "k": queries, "v": queries * (1 + n)} if "qkv" in self._arrays else {"q": 0, "k": 0, "v": 0}
+        size = spec.value_dim if stream == "v" else spec.key_dim
+        head = f"({j * spec.value_heads} + p.hv)" if stream == "v" else f"({j * spec.heads} + p.h)"
+        return f"{starts[stream]} + {head} * {size}"
+
+    def _vectors(self) -> list[str]:
+        """Queries, keys, and a and b of a low-rank write."""
+        spec, at, lines = self._spec, self._at, []
+        places = [("q", 0, 0), *(("k", j, at.keys + j * spec.key_dim) for j in range(spec.substeps))]
+        sizes = f"{spec.key_dim}, {at.size}"
+        for stream, j, where in places:
+            first, scale = self._first(stream, j), literal(spec.scale if stream == "q" else 1.0)
+            kind = f"{sizes}, {_ACTIVATION[spec.qk_activation]}, {str(spec.unit).lower()}"
+            lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {first}, {scale}, p);")
+            if spec.taps:
+                lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
+        for stream, where in (("a", at.a), ("b", at.b)) if spec.write == "low_rank" else ():
+            given = f"channels<0>({self._view(stream)}, view(Absent()), view(Absent()), view(Absent()))"
+            lines.append(f"stage_vectors<{sizes}, IDENTITY, false>(x + {where}, {given}, p.h * {spec.key_dim}, 1.0f, p);")
+        return lines
+
+    def _values(self) -> list[str]:
+        spec, lines = self._spec, []
+        for j in range(spec.substeps):
+            first = self._first("v", j)
+            kind = f"{self._rows}, {self._at.size}, {_ACTIVATION[spec.v_activation]}"
+            where = self._at.values + j * self._rows
+            lines.append(f"stage_values<{kind}>(x + {where}, {self._channels('v')}, {first}, p);")
+            if spec.taps:
+                lines.append(self._remember("v", f"{first} + p.v0", self._rows))
+        return lines
+
+    def _remember(self, stream: str, first: str, count: int) -> str:
+        return (
+            f"remember({self._channels(stream)}, memory_out, p.batch, p.n, {self._spec.width}, {first} + thread_of(p), "
+            f"{first} + {count}, {32 * _SIMD_GROUPS});"
+        )
+
+    def _gates(self) -> list[str]:
+        spec, at, lines = self._spec, self._at, []
+        if spec.decay != "none":
+            channels = spec.key_dim if spec.decay == "channel" else 1
+            views = ", ".join(self._view(name) for name in ("decay", "rate", "decay_bias"))
+            lines.append(
+                f"stage_decays<{channels}, {at.size}, {spec.decay_kind.upper()}>(x + {at.decays}, {views}, "
+                f"{literal(spec.decay_constant)}, {literal(spec.decay_floor)}, {self._out('tape_g')}, T, "
+                f"{spec.value_heads}, p);"
+            )
+        for j in range(spec.substeps if spec.write == "delta" else 0):
+            lines.append(
+                f"stage_betas<{at.size}, {_ACTIVATION[spec.beta]}>(x + {at.betas + j}, {self._view('beta')}, "
+                f"{j * spec.value_heads} + p.hv, {literal(spec.beta_factor)}, p);"
+            )
+        return lines
+
+    def _recurrence(self) -> str:
+        spec, at = self._spec, self._at
+        kind = f"{spec.key_dim}, {self._rows}, {lanes_per_row(spec.key_dim)}, {at.size}, {_DECAY[spec.decay]}"
+        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}"
+        return (
+            f"recur<{kind}, {_WRITE[spec.write]}, {spec.substeps}, {offsets}>(x, {self._view('S')}, S_out, "
+            f"{self._out('tape_u')}, {self._out('tape_z')}, T, {spec.value_heads}, {spec.value_dim}, p);"
+        )
+
+    def _taped(self) -> list[str]:
+        """Keys and b, once per key head."""
+        spec, at = self._spec, self._at
+        H, K, n = spec.heads, spec.key_dim, spec.substeps
+        vectors = [("tape_k", at.keys + j * K, H * n, j * H) for j in range(n)] + [("tape_b", at.b, H, 0)]
+        return [
+            f"if (p.first_of_key) record<{K}, {at.size}>(x + {where}, {name}, T, {heads}, {head} + p.h, p);"
+            for name, where, heads, head in vectors
+            if name in self._outputs
+        ]
+
+    def _finish(self) -> str:
+        spec, whole = self._spec, self._split == 1
+        outputs = self._at.values + (spec.substeps - 1) * self._rows
+        kind = f"{str(spec.norm and whole).lower()}, {_ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
+        return (
+            f"finish<{self._rows}, {self._at.size}, {kind}>(x + {outputs}, {self._view('norm')}, {self._view('gate')}, "
+            f"{literal(spec.eps)}, y, T, {spec.value_heads}, {spec.value_dim}, p);"
+        )

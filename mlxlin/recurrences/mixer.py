@@ -1,0 +1,108 @@
+"""A mixer between its projections and its output projection: the second door beside `run`, for a few tokens at a time.
+
+`mix` is the definition in plain operations; on Metal one kernel does the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxlin.backend import mx
+from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected
+
+from .run import run
+
+_RULES = {
+    ("add", "none"): "linear",
+    ("add", "head"): "decay",
+    ("add", "channel"): "gated",
+    ("delta", "none"): "delta",
+    ("delta", "head"): "gated_delta",
+    ("delta", "channel"): "kda",
+    ("low_rank", "head"): "dplr",
+    ("low_rank", "channel"): "dplr",
+}
+
+
+def rule_of(spec: MixerSpec) -> str:
+    """The name `run` knows the mixer's recurrence by."""
+    return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
+
+
+def mix(spec: MixerSpec, x: Projected) -> Mixed:
+    """Convolution, activations, unit norm, gates, recurrence, norm and output gate, computed in float32.
+
+    Returns:
+        y [B, T, HV, V] in the dtype of the projections, the state, and the convolution's memory.
+    """
+    q, k, v, memory = _streams(spec, x)
+    B, T = q.shape[:2]
+    n, H, HV = spec.substeps, spec.heads, spec.value_heads
+    q, k = (z.reshape(B, -1, H, spec.key_dim) for z in (q, k))
+    if spec.unit:
+        q, k = (z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6) for z in (q, k))
+    given: dict[str, Any] = {"g": log_decay(spec, x), "state": x.S, "lengths": x.lengths}
+    if x.beta is not None:
+        beta = _activated(spec.beta, x.beta.astype(mx.float32)) * spec.beta_factor
+        given["beta"] = beta.reshape(B, T * n, HV)
+    if x.a is not None and x.b is not None:
+        given |= {name: z.reshape(B, T, H, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
+    y, S = run(rule_of(spec), q * spec.scale, k, v.reshape(B, T * n, HV, spec.value_dim), **given)
+    return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
+
+
+def finish(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
+    """The norm over each head of y [B, T, HV, V] and the output gate."""
+    if spec.norm:
+        y = mx.fast.rms_norm(y, None if x.norm is None else x.norm.astype(y.dtype), spec.eps)
+    if x.gate is not None:
+        y = y * _activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
+    return y
+
+
+def log_decay(spec: MixerSpec, x: Projected) -> mx.array | None:
+    """g [B, T, HV] or [B, T, HV, K], see `MixerSpec.decay_kind`."""
+    if x.decay is None:
+        return None
+    g = x.decay.astype(mx.float32)
+    g = g if spec.decay == "head" else g.reshape(*g.shape[:2], spec.value_heads, spec.key_dim)
+    if spec.decay_kind == "logsigmoid":
+        return mx.maximum(-mx.logaddexp(-g, 0.0) / spec.decay_constant, spec.decay_floor)
+    if x.rate is None or x.decay_bias is None:
+        return g
+    rate = x.rate if spec.decay == "head" else x.rate[:, None]
+    shifted = g + x.decay_bias.reshape(g.shape[2:])
+    if spec.decay_kind == "softplus":
+        return rate * mx.logaddexp(shifted, 0.0)
+    return spec.decay_constant * mx.sigmoid(rate * shifted)
+
+
+def _streams(spec: MixerSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+    """q, k and v [B, T, heads and sub-tokens and channels] in float32 behind the convolution, and its new memory."""
+    memory = None
+    if isinstance(x.qkv, tuple):
+        q, k, v = (z.astype(mx.float32) for z in x.qkv)
+    else:
+        qkv, memory = (x.qkv, None) if x.weight is None else convolve(x)
+        keys = spec.heads * spec.key_dim
+        q, k, v = mx.split(qkv.astype(mx.float32), [keys, keys * (1 + spec.substeps)], axis=-1)
+    return _activated(spec.qk_activation, q), _activated(spec.qk_activation, k), _activated(spec.v_activation, v), memory
+
+
+def convolve(x: Projected) -> tuple[mx.array, mx.array]:
+    """The causal depthwise convolution in float32, and its last raw inputs as they came."""
+    assert isinstance(x.qkv, mx.array) and x.weight is not None and x.memory is not None
+    (taps, _), T = x.weight.shape, x.qkv.shape[1]
+    window = mx.concatenate([x.memory, x.qkv], axis=1)
+    y = sum(window[:, j : j + T].astype(mx.float32) * x.weight[j].astype(mx.float32) for j in range(taps))
+    if x.bias is not None:
+        y = y + x.bias.astype(mx.float32)
+    last = mx.full((x.qkv.shape[0],), T) if x.lengths is None else x.lengths
+    kept = last[:, None] + mx.arange(taps - 1)
+    return y, mx.take_along_axis(window, kept[:, :, None], axis=1)
+
+
+def _activated(kind: Activation, x: mx.array) -> mx.array:
+    if kind == "none":
+        return x
+    return x * mx.sigmoid(x) if kind == "silu" else mx.sigmoid(x)
