@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints: FP8 (`float-quantized`) and packed integers (`pack-quantized`), weights only.
+"""compressed-tensors checkpoints: FP8 (`float-quantized`), int8 (`int-quantized`), packed integers (`pack-quantized`).
 
 Packed integers hold `weight_packed` int32 [N, K * bits / 32], lowest bits first, each value offset by 2^(bits-1);
 `weight_scale` [N, K / group]; optionally `weight_zero_point` packed along N and `weight_g_idx`, the group of each
@@ -19,7 +19,7 @@ from .tensor import Tensor, dtype_name
 _PACKED, _SCALE = "weight_packed", "weight_scale"
 _PARTS = (_PACKED, _SCALE, "weight_shape", "weight_zero_point", "weight_g_idx")
 _ACTIVATIONS = (".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point", ".k_scale", ".v_scale")
-_FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "dense")
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
 
 
 def dequantize(
@@ -39,10 +39,14 @@ def dequantize(
         elif part == _PACKED:
             result[f"{module}.weight"] = _unpacked(module, tensors, _bits(weights, module), dtype)
             used += 1
-        elif part == "weight" and tensor.dtype == "F8_E4M3":
+        elif part == "weight" and tensor.dtype in ("F8_E4M3", "I8"):
             scale = tensors.get(f"{module}.{_SCALE}")
             if scale is None:
-                raise CheckpointError(f"{name} is stored as FP8, but its scale {module}.{_SCALE} is missing.")
+                raise CheckpointError(
+                    f"{name} is stored as {tensor.dtype}, but its scale {module}.{_SCALE} is missing."
+                )
+            if f"{module}.weight_zero_point" in tensors:
+                raise UnsupportedError(f"{name} has zero points, which are supported for packed integers only.")
             result[name] = scaled(name, tensor, scale, dtype, _block(weights, tensor, scale))
             used += 1
         elif part not in _PARTS:

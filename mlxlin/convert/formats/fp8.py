@@ -85,7 +85,7 @@ def _floats(scale: Tensor) -> mx.array:
 
 
 def _multiply(codes: mx.array, scale: mx.array, block: tuple[int, int] | None, dtype: mx.Dtype) -> mx.array:
-    """e4m3 bytes [..., N, K] times their scales, computed in float32 and rounded once to `dtype`."""
+    """e4m3 bytes or int8 [..., N, K] times their scales, computed in float32 and rounded once to `dtype`."""
     shape = codes.shape
     rows, cols = (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[0])
     flat = codes.reshape(-1, rows, cols)
@@ -99,6 +99,7 @@ def _multiply(codes: mx.array, scale: mx.array, block: tuple[int, int] | None, d
     for start in range(0, rows, step):
         band = slice(start, start + step)
         factor = mx.repeat(scale[:, band], block[1], axis=2)[:, :, :cols] if block else scale[:, band]
-        result[:, band] = (mx.from_fp8(flat[:, band], mx.float32) * factor).astype(dtype)
+        values = flat[:, band].astype(mx.float32) if codes.dtype == mx.int8 else mx.from_fp8(flat[:, band], mx.float32)
+        result[:, band] = (values * factor).astype(dtype)
         mx.eval(result)  # band by band, in place
     return result.reshape(shape)

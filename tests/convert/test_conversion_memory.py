@@ -1,0 +1,58 @@
+"""A checkpoint larger than memory converts: only what one parameter is made of is held at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.convert.checkpoints import config, save_safetensors, weights
+from tests.convert.test_formats_pickles import save_torch
+
+MEASURE = """
+import resource, sys
+from mlxlin.convert import convert_checkpoint
+convert_checkpoint("demo", sys.argv[2] + "-warm", bits=4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+convert_checkpoint(sys.argv[1], sys.argv[2], bits=int(sys.argv[3]) or None)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) * (1 if sys.platform == "darwin" else 1024))
+"""
+LAYERS = 24
+HIDDEN = 16384  # of the feed-forward part: its matrices dominate
+LARGEST = HIDDEN * 64 * 4
+ALLOWANCE = 32 << 20
+
+
+def wide_model(folder: Path, form: str) -> int:
+    """A model with many large matrices; its bytes."""
+    kinds = ["linear_attention"] * LAYERS
+    made = weights(layer_types=kinds)
+    rng = np.random.default_rng(0)
+    wide = (0.02 * rng.standard_normal((HIDDEN, 64))).astype(np.float32)
+    for index in range(LAYERS):
+        at = f"model.layers.{index}.mlp."
+        made |= {f"{at}gate_proj.weight": wide, f"{at}up_proj.weight": wide}
+        made[f"{at}down_proj.weight"] = wide.reshape(64, HIDDEN)
+    settings = config(layer_types=kinds, num_hidden_layers=LAYERS, intermediate_size=HIDDEN)
+    del settings["full_attention_interval"]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    if form == "safetensors":
+        save_safetensors(folder / "model.safetensors", made)
+    else:
+        save_torch(folder / "pytorch_model.bin", made)
+    return sum(array.nbytes for array in made.values())
+
+
+@pytest.mark.parametrize(("form", "bits"), [("safetensors", 4), ("pytorch", 0)])
+def test_peak_memory_is_one_group_of_tensors(tmp_path: Path, form: str, bits: int) -> None:
+    total = wide_model(tmp_path / "raw", form)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "raw"), str(tmp_path / "out"), str(bits)]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert total > 8 * (LARGEST + ALLOWANCE)
+    assert peak < LARGEST + ALLOWANCE, f"{peak / 1e6:.0f} MB for groups of {LARGEST / 1e6:.0f} MB"

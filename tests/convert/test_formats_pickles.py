@@ -1,0 +1,192 @@
+"""PyTorch files: read without PyTorch and without running anything in them.
+
+`data/*.pth` were written by torch.save of PyTorch 2.13 (zip archive; stream with _use_new_zipfile_serialization=False).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import sys
+import types
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.convert import convert_checkpoint
+from mlxlin.convert.formats import open_checkpoint
+from mlxlin.errors import CheckpointError, UnsupportedError
+from tests.convert.checkpoints import CONFIG, logits, same, save, weights
+
+DATA = Path(__file__).parent / "data"
+BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+class _Storage:
+    def __init__(self, key: str, array: np.ndarray) -> None:
+        self.key, self.array = key, array
+
+
+def save_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """What torch.save writes for float32 tensors, without torch: its functions are named, not called."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+    storage_type = type("FloatStorage", (), {"__module__": "torch"})
+    torch.FloatStorage = storage_type  # type: ignore[attr-defined]
+
+    def _rebuild_tensor_v2(*_: Any) -> None: ...
+
+    _rebuild_tensor_v2.__module__, _rebuild_tensor_v2.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
+    utils._rebuild_tensor_v2 = _rebuild_tensor_v2  # type: ignore[attr-defined]
+
+    class Tensor:
+        def __init__(self, storage: _Storage) -> None:
+            self.storage = storage
+
+        def __reduce__(self) -> Any:
+            shape = self.storage.array.shape
+            strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+            return _rebuild_tensor_v2, (self.storage, 0, shape, strides, False, OrderedDict())
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            if isinstance(value, _Storage):
+                return ("storage", storage_type, value.key, "cpu", value.array.size)
+            return None
+
+    stores = {name: _Storage(str(n), array) for n, (name, array) in enumerate(tensors.items())}
+    buffer = io.BytesIO()
+    before = {name: sys.modules.get(name) for name in ("torch", "torch._utils")}
+    sys.modules |= {"torch": torch, "torch._utils": utils}
+    try:
+        Pickler(buffer, protocol=2).dump({name: Tensor(store) for name, store in stores.items()})
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name)
+            if module is not None:
+                sys.modules[name] = module
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", buffer.getvalue())
+        for store in stores.values():
+            archive.writestr(f"archive/data/{store.key}", store.array.tobytes())
+
+
+@pytest.mark.parametrize("file", ["zip.pth", "stream.pth"])
+def test_b12_every_kind_of_tensor_of_both_containers(file: str) -> None:
+    tensors = open_checkpoint(DATA / file).tensors
+    expected = {
+        "a": (mx.bfloat16, BASE / 8),
+        "p": (mx.float32, BASE[:2]),
+        "t": (mx.float32, BASE.T),
+        "row": (mx.float32, BASE[1]),
+        "h": (mx.float16, BASE),
+        "i": (mx.int64, np.arange(5)),
+        "d": (mx.float32, BASE[:1]),
+        "s": (mx.float32, np.float32(2.5)),
+        "flag": (mx.bool_, np.array([True, False])),
+    }
+    assert set(tensors) == set(expected)
+    for name, (dtype, values) in expected.items():
+        got = tensors[name].read()
+        assert got.dtype == dtype and got.shape == tensors[name].shape == np.shape(values)
+        assert np.array_equal(np.array(got.astype(mx.float32)), np.asarray(values, np.float32)), name
+
+
+def test_a_state_dict_inside_a_training_checkpoint_is_found() -> None:
+    tensors = open_checkpoint(DATA / "wrapped.pth").tensors
+    assert list(tensors) == ["w"] and same(tensors["w"].read(), mx.array(BASE))
+
+
+def test_b12_a_model_stored_by_pytorch_only_converts(tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_torch(folder / "pytorch_model.bin", weights())
+    expected = logits(save(tmp_path / "safetensors", weights()))
+    convert_checkpoint(folder, tmp_path / "out")
+    assert same(logits(folder), expected) and same(logits(tmp_path / "out"), expected)
+
+
+def test_b12_sharded_pytorch_files_are_read_by_their_index(tmp_path: Path) -> None:
+    made = weights()
+    names = sorted(made)
+    where = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(names)}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    for file in set(where.values()):
+        save_torch(tmp_path / file, {name: made[name] for name in names if where[name] == file})
+    assert same(logits(tmp_path), logits(save(tmp_path / "safetensors", made)))
+    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(CheckpointError, match="pytorch_model-00002-of-00002.bin is missing"):
+        open_checkpoint(tmp_path)
+
+
+class _Shell:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+class _Getattr:
+    def __reduce__(self) -> Any:
+        return getattr, ({}, "clear")
+
+
+@pytest.mark.parametrize("container", ["zip", "bare", "stream"])
+@pytest.mark.parametrize("attack", ["shell", "getattr"])
+def test_b12_a_pickle_that_calls_anything_is_refused_and_nothing_runs(
+    tmp_path: Path, container: str, attack: str
+) -> None:
+    marker = tmp_path / "marker"
+    bomb = _Shell(f"touch {marker}") if attack == "shell" else _Getattr()
+    content = pickle.dumps({"w": bomb}, protocol=2)
+    file = tmp_path / "pytorch_model.bin"
+    if container == "zip":
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+    elif container == "bare":
+        file.write_bytes(content)
+    else:
+        parts = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+        file.write_bytes(b"".join(pickle.dumps(part, protocol=2) for part in parts) + content)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(UnsupportedError, match="system" if attack == "shell" else "getattr") as caught:
+        convert_checkpoint(tmp_path, tmp_path / "out")
+    assert "pytorch_model.bin" in caught.value.message and "nothing in it was run" in caught.value.message
+    assert not marker.exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut pickle", "cut data", "far view"])
+def test_damaged_pytorch_files_are_named(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "model.pth"
+    if damage in ("empty", "text"):
+        file.write_bytes(b"" if damage == "empty" else b"not a checkpoint at all")
+    elif damage in ("cut pickle", "cut data"):
+        content = (DATA / "stream.pth").read_bytes()
+        file.write_bytes(content[: len(content) // 2 if damage == "cut pickle" else -20])
+    else:
+        save_torch(file, {"w": BASE})
+        content = bytearray(file.read_bytes())
+        at = content.index(b"K\x04K\x06\x86")  # the shape in the pickle: (4, 6) becomes (9, 6)
+        content[at + 1] = 9
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("archive/data.pkl", bytes(content[content.index(b"\x80\x02") : content.index(b"PK", 40)]))
+            archive.writestr("archive/data/0", BASE.tobytes())
+    with pytest.raises(CheckpointError, match="model.pth"):
+        open_checkpoint(file)
+
+
+def test_several_models_in_one_folder_need_a_choice(tmp_path: Path) -> None:
+    for name in ("a.pth", "b.pth"):
+        save_torch(tmp_path / name, {"w": BASE})
+    with pytest.raises(CheckpointError, match="a.pth, b.pth"):
+        open_checkpoint(tmp_path)
+    assert set(open_checkpoint(tmp_path / "b.pth").tensors) == {"w"}

@@ -1,0 +1,159 @@
+"""A conversion that is cut short leaves no output, an old output untouched, and a second run works (b10)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxlin.convert import convert_checkpoint, folder
+from mlxlin.errors import MlxlinError, ResourceError
+from tests.convert.checkpoints import bytes_of, logits, same, save, weights
+
+PROGRAM = """
+import sys
+from mlxlin.convert import convert_checkpoint
+from mlxlin.errors import MlxlinError
+def slow(done, total):
+    print(done, flush=True)
+    import time; time.sleep(float(sys.argv[3]))
+try:
+    convert_checkpoint(sys.argv[1], sys.argv[2], bits=8 if "8" in sys.argv[4:] else None, progress=slow)
+except MlxlinError as error:
+    print(error.message, file=sys.stderr)
+    raise SystemExit(1)
+"""
+
+
+def start(
+    raw: Path, out: Path, pause: float, *options: str, before: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, str(raw), str(out), str(pause), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before)  # noqa: PLW1509
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return save(tmp_path / "raw", weights())
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "over an old output"])
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+def test_b10_a_killed_conversion(tmp_path: Path, raw: Path, old: bool, ending: signal.Signals) -> None:
+    out = tmp_path / "out"
+    if old:
+        convert_checkpoint(raw, out, bits=4)
+    before = bytes_of(out) if old else None
+    process = start(raw, out, 0.05)
+    assert process.stdout is not None and process.stdout.readline()  # it is writing now
+    time.sleep(0.1)
+    process.send_signal(ending)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert (bytes_of(out) if old else out.exists()) == (before or False)
+    if ending == signal.SIGINT:
+        assert names(tmp_path) == {"raw"} | ({"out"} if old else set())
+    convert_checkpoint(raw, out)
+    assert names(tmp_path) == {"raw", "out"} and same(logits(out), logits(raw))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "over an old output"])
+def test_b10_a_file_size_limit(tmp_path: Path, raw: Path, old: bool) -> None:
+    import resource
+
+    out = tmp_path / "out"
+    if old:
+        convert_checkpoint(raw, out, bits=4)
+    before = bytes_of(out) if old else None
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150 * 1024, 150 * 1024))
+
+    process = start(raw, out, 0, before=limit)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and errors.count("\n") == 1 and "size limit" in errors
+    assert names(tmp_path) == {"raw"} | ({"out"} if old else set())
+    assert not old or bytes_of(out) == before
+    convert_checkpoint(raw, out)
+    assert same(logits(out), logits(raw))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+def test_b10_a_full_disk_at_any_moment(tmp_path: Path, raw: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    convert_checkpoint(raw, out, bits=4)
+    before = bytes_of(out)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if call == "write":
+            patch.setattr("mlxlin.convert.conversion.write_shard", full)
+        else:
+            patch.setattr(os, call, full)
+        with pytest.raises(ResourceError, match="disk is full") as caught:
+            convert_checkpoint(raw, out)
+    assert caught.value.exit_code == 1 and "\n" not in caught.value.message
+    assert bytes_of(out) == before and names(tmp_path) == {"raw", "out"}
+
+
+@pytest.mark.parametrize("moment", ["first", "second"])
+def test_a_replacement_cut_between_its_renames_is_undone_or_finished(
+    tmp_path: Path, raw: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    convert_checkpoint(raw, out, bits=4)
+    before = bytes_of(out)
+    real, calls = os.rename, []
+
+    class Killed(BaseException):
+        """Stands for SIGKILL: no handler of the program sees it."""
+
+    def rename(source: Any, target: Any) -> None:
+        calls.append(source)
+        if len(calls) == (1 if moment == "first" else 2):
+            raise Killed
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        patch.setattr(folder.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            convert_checkpoint(raw, out)
+    assert out.exists() == (moment == "first")
+    with pytest.raises(MlxlinError, match="no such"):  # any next run restores the old output, even one that fails
+        with folder.new_folder(out):
+            raise MlxlinError("no such luck")
+    assert bytes_of(out) == before and names(tmp_path) == {"raw", "out"}
+    convert_checkpoint(raw, out)
+    assert same(logits(out), logits(raw)) and names(tmp_path) == {"raw", "out"}
+
+
+def test_two_conversions_into_one_folder_do_not_mix(tmp_path: Path, raw: Path) -> None:
+    out = tmp_path / "out"
+    process = start(raw, out, 0.03)
+    assert process.stdout is not None and process.stdout.readline()
+    with pytest.raises(ResourceError, match="Another process is writing out"):
+        convert_checkpoint(raw, out)
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and same(logits(out), logits(raw))
+
+
+def test_an_output_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path, raw: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("x")
+    with pytest.raises(MlxlinError, match="could not be written"):
+        convert_checkpoint(raw, blocked / "out")
