@@ -12,7 +12,7 @@ from .mixer import Mixed, MixerSpec, Projected, Record, Tape, parts
 
 _SIMD_GROUPS = 8
 _BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
-_ACTIVATION = {"none": "IDENTITY", "silu": "SILU", "sigmoid": "GATE_SIGMOID"}
+ACTIVATION = {"none": "IDENTITY", "silu": "SILU", "sigmoid": "GATE_SIGMOID"}
 _DECAY = {"none": "NO_DECAY", "head": "HEAD_DECAY", "channel": "CHANNEL_DECAY"}
 _WRITE = {"add": "ADD", "delta": "DELTA", "low_rank": "LOW_RANK"}
 _TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
@@ -32,7 +32,7 @@ def decode(spec: MixerSpec, x: Projected, *, tape: bool = False) -> Mixed:
         outputs["memory_out"] = ((B, spec.taps - 1, spec.width), dtype)
     if tape:
         outputs |= _tape_outputs(spec, B, T)
-    arrays, split = _arrays(spec, x), parts(spec, B)
+    arrays, split = inputs(spec, x), parts(spec, B)
     record = Record.of(spec, spec.value_dim // split)
     tokens = min(next(n for n in _BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
     results = launch(
@@ -83,7 +83,7 @@ def _tape(spec: MixerSpec, found: Mapping[str, mx.array]) -> Tape:
     return Tape(**{name.removeprefix("tape_"): found[name] for name in _TAPE if name in found})
 
 
-def _arrays(spec: MixerSpec, x: Projected) -> dict[str, mx.array | None]:
+def inputs(spec: MixerSpec, x: Projected) -> dict[str, mx.array | None]:
     """The inputs of the kernel, four-dimensional as it sees them."""
     B, T, _ = x.streams[0].shape
     per_token = dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
@@ -163,7 +163,7 @@ class _Body:
         sizes = f"{spec.key_dim}, {at.size}"
         for stream, j, where in places:
             first, scale = self._first(stream, j), literal(spec.scale if stream == "q" else 1.0)
-            kind = f"{sizes}, {_ACTIVATION[spec.qk_activation]}, {str(spec.unit).lower()}"
+            kind = f"{sizes}, {ACTIVATION[spec.qk_activation]}, {str(spec.unit).lower()}"
             lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {first}, {scale}, p);")
             if spec.taps:
                 lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
@@ -176,7 +176,7 @@ class _Body:
         spec, lines = self._spec, []
         for j in range(spec.substeps):
             first = self._first("v", j)
-            kind = f"{self._rows}, {self._at.size}, {_ACTIVATION[spec.v_activation]}"
+            kind = f"{self._rows}, {self._at.size}, {ACTIVATION[spec.v_activation]}"
             where = self._at.values + j * self._rows
             lines.append(f"stage_values<{kind}>(x + {where}, {self._channels('v')}, {first}, p);")
             if spec.taps:
@@ -201,7 +201,7 @@ class _Body:
             )
         for j in range(spec.substeps if spec.write == "delta" else 0):
             lines.append(
-                f"stage_betas<{at.size}, {_ACTIVATION[spec.beta]}>(x + {at.betas + j}, {self._view('beta')}, "
+                f"stage_betas<{at.size}, {ACTIVATION[spec.beta]}>(x + {at.betas + j}, {self._view('beta')}, "
                 f"{j * spec.value_heads} + p.hv, {literal(spec.beta_factor)}, p);"
             )
         return lines
@@ -229,7 +229,7 @@ class _Body:
     def _finish(self) -> str:
         spec, whole = self._spec, self._split == 1
         outputs = self._at.values + (spec.substeps - 1) * self._rows
-        kind = f"{str(spec.norm and whole).lower()}, {_ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
+        kind = f"{str(spec.norm and whole).lower()}, {ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
         return (
             f"finish<{self._rows}, {self._at.size}, {kind}>(x + {outputs}, {self._view('norm')}, {self._view('gate')}, "
             f"{literal(spec.eps)}, y, T, {spec.value_heads}, {spec.value_dim}, p);"

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlxlin.backend import mx
 from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected
 
@@ -35,20 +33,30 @@ def mix(spec: MixerSpec, x: Projected) -> Mixed:
     Returns:
         y [B, T, HV, V] in the dtype of the projections, the state, and the convolution's memory.
     """
+    given, memory = arguments(spec, x)
+    y, S = run(rule_of(spec), **given, state=x.S, lengths=x.lengths)
+    assert isinstance(S, mx.array)
+    return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
+
+
+def arguments(spec: MixerSpec, x: Projected) -> tuple[dict[str, mx.array], mx.array | None]:
+    """What `run` takes, by name and in float32, and the convolution's memory."""
     q, k, v, memory = _streams(spec, x)
     B, T = q.shape[:2]
     n, H, HV = spec.substeps, spec.heads, spec.value_heads
     q, k = (z.reshape(B, -1, H, spec.key_dim) for z in (q, k))
     if spec.unit:
         q, k = (z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6) for z in (q, k))
-    given: dict[str, Any] = {"g": log_decay(spec, x), "state": x.S, "lengths": x.lengths}
+    given = {"q": q * spec.scale, "k": k, "v": v.reshape(B, T * n, HV, spec.value_dim)}
+    g = log_decay(spec, x)
+    if g is not None:
+        given["g"] = g
     if x.beta is not None:
         beta = _activated(spec.beta, x.beta.astype(mx.float32)) * spec.beta_factor
         given["beta"] = beta.reshape(B, T * n, HV)
     if x.a is not None and x.b is not None:
         given |= {name: z.reshape(B, T, H, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
-    y, S = run(rule_of(spec), q * spec.scale, k, v.reshape(B, T * n, HV, spec.value_dim), **given)
-    return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
+    return given, memory
 
 
 def finish(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:

@@ -1,0 +1,94 @@
+"""Launchers of the small kernels between a model's matrix products."""
+
+from __future__ import annotations
+
+from mlxlin.backend import mx
+
+from .decode import ACTIVATION
+from .kernels import launch, literal, view
+from .mixer import Activation
+
+_ROW = "threadgroup_position_in_grid.x, thread_position_in_threadgroup.x"
+_GROUP = "simdgroup_index_in_threadgroup, thread_index_in_simdgroup"
+
+
+def add_norm(x: mx.array, residual: mx.array, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    """x + residual [B, T, D], and its RMS norm times `weight` [D]."""
+    B, T, D = x.shape
+    threads = _threads(D)
+    arrays = {"x": x[:, :, None], "residual": residual[:, :, None], "weight": weight[None, None, None]}
+    views = ", ".join(view(name, array) for name, array in arrays.items())
+    body = (
+        "threadgroup float scratch[32]; "
+        f"add_norm({views}, T, {D}, {literal(eps)}, total, normed, scratch, {_ROW}, {threads}, {_GROUP});"
+    )
+    outputs = {name: ((B, T, D), x.dtype) for name in ("total", "normed")}
+    grid = (threads * B * T, 1, 1)
+    total, normed = launch("add_norm", ["mixer", "norm"], body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))
+    return total, normed
+
+
+def gated_norm(
+    y: mx.array,
+    gate: mx.array | None,
+    weight: mx.array,
+    eps: float,
+    *,
+    activation: Activation = "none",
+    groups: int = 1,
+    gate_first: bool = False,
+) -> mx.array:
+    """RMS norm of each of `groups` equal parts of y [B, T, C] times `weight` [C], gated by activation(gate) [B, T, C]
+    after the norm, or before it (Mamba-2)."""
+    B, T, C = y.shape
+    threads = _threads(C // groups)
+    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None], "weight": weight[None, None, None]}
+    views = ", ".join(view(name, array) for name, array in arrays.items())
+    kind = ACTIVATION[activation]
+    body = (
+        f"threadgroup float scratch[32]; gated_norm<{kind}, {str(gate_first).lower()}>({views}, T, {groups}, "
+        f"{C // groups}, {literal(eps)}, y, scratch, {_ROW}, {threads}, {_GROUP});"
+    )
+    grid = (threads * B * T * groups, 1, 1)
+    outputs = {"y": ((B, T, C), y.dtype)}
+    return launch("gated_norm", ["mixer", "norm"], body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))[0]
+
+
+def router_topk(
+    logits: mx.array,
+    top: int,
+    *,
+    score: str = "softmax",
+    correction: mx.array | None = None,
+    groups: int = 1,
+    groups_kept: int = 1,
+    normalized: bool = True,
+    factor: float = 1.0,
+) -> tuple[mx.array, mx.array]:
+    """The experts of each token, best first: indices int32 [B, T, top] and weights in the dtype of the logits.
+
+    Args:
+        logits: [B, T, E], E at most 512.
+        score: "softmax" or "sigmoid".
+        correction: [E], added to the scores for the choice alone.
+        groups, groups_kept: only experts of the best groups (by the sum of their two best scores) are chosen from.
+        normalized: weights are divided by their sum.
+        factor: on the weights.
+    """
+    B, T, E = logits.shape
+    arrays = {"logits": logits[:, :, None], "correction": None if correction is None else correction[None, None, None]}
+    views = ", ".join(view(name, array) for name, array in arrays.items())
+    flags = f"{str(score == 'softmax').lower()}, {str(normalized).lower()}"
+    body = (
+        f"router_topk<{E}, {top}, {groups}, {groups_kept}, {flags}>({views}, T, {literal(factor)}, indices, weights, "
+        "thread_position_in_grid.y, thread_index_in_simdgroup);"
+    )
+    outputs = {"indices": ((B, T, top), mx.int32), "weights": ((B, T, top), logits.dtype)}
+    grid, threadgroup = (32, B * T, 1), (32, 8, 1)
+    indices, weights = launch("router_topk", ["mixer", "router"], body, {**arrays, "T": T}, outputs, grid, threadgroup)
+    return indices, weights
+
+
+def _threads(width: int) -> int:
+    """Threads for a row: up to eight elements each, whole SIMD-groups, at most 1024 together."""
+    return max(32, min(1024, (width // 8 + 31) // 32 * 32))

@@ -1,0 +1,78 @@
+"""Norms and the router, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.metal.layers import add_norm, gated_norm, router_topk
+
+from .cases import TOLERANCE, error, float64
+
+Float64 = npt.NDArray[np.float64]
+
+
+def normal(*shape: int, dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).normal(size=shape).astype(np.float32)).astype(dtype)
+
+
+def rms_norm(x: Float64, weight: Float64, eps: float) -> Float64:
+    normed: Float64 = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
+    return normed
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(96, mx.float32), (1000, mx.bfloat16), (4104, mx.float16)], ids=str)
+def test_add_norm_equals_its_parts(width: int, dtype: mx.Dtype) -> None:
+    x, residual = normal(2, 3, width, dtype=dtype), normal(2, 3, 2 * width, dtype=dtype, seed=1)[..., ::2]
+    weight = normal(width, dtype=dtype, seed=2)
+    total, normed = add_norm(x, residual, weight, 1e-6)
+    assert mx.array_equal(total, (x.astype(mx.float32) + residual.astype(mx.float32)).astype(dtype))
+    assert error(normed, rms_norm(float64(total), float64(weight), 1e-6)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool) -> None:
+    y, weight = normal(2, 2, 192, dtype=mx.bfloat16), normal(192, seed=2)
+    gate = normal(2, 2, 192, seed=1) if gated else None
+    found = gated_norm(y, gate, weight, 1e-5, activation="silu", groups=3, gate_first=gate_first)
+    x, act = float64(y), 1.0 if gate is None else float64(gate) / (1 + np.exp(-float64(gate)))
+    x = x * act if gate_first else x
+    expected = rms_norm(x.reshape(2, 2, 3, 64), float64(weight).reshape(3, 64), 1e-5).reshape(2, 2, 192)
+    assert error(found, expected if gate_first else expected * act) < TOLERANCE[mx.bfloat16]
+
+
+def routed(logits: Float64, top: int, score: str, correction: Float64, groups: int, kept: int) -> tuple[Float64, Float64]:
+    """Indices and normalised weights, one token at a time."""
+    indices, weights = [], []
+    for row in logits.reshape(-1, logits.shape[-1]):
+        scores = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        choice = scores + correction
+        if groups > 1:
+            ranks = np.sort(choice.reshape(groups, -1), axis=1)[:, -2:].sum(axis=1)
+            best = np.argsort(-ranks, kind="stable")[:kept]
+            choice = np.where(np.isin(np.arange(len(row)) // (len(row) // groups), best), choice, -np.inf)
+        chosen = np.argsort(-choice, kind="stable")[:top]
+        indices.append(chosen)
+        weights.append(scores[chosen] / scores[chosen].sum())
+    shape = (*logits.shape[:-1], top)
+    return np.array(indices).reshape(shape), np.array(weights).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("experts", "top", "score", "corrected", "groups", "kept"),
+    [(40, 4, "softmax", False, 1, 1), (512, 10, "softmax", False, 1, 1), (256, 8, "sigmoid", True, 8, 4), (5, 2, "sigmoid", True, 1, 1)],
+)
+def test_router_topk_equals_sorting(experts: int, top: int, score: str, corrected: bool, groups: int, kept: int) -> None:
+    logits = normal(2, 3, experts)
+    logits[0, 0] = mx.zeros(experts)  # ties go to the lower index
+    correction = normal(experts, seed=1) * 0.1 if corrected else None
+    indices, weights = router_topk(
+        logits, top, score=score, correction=correction, groups=groups, groups_kept=kept, factor=2.5
+    )
+    plain = np.zeros(experts) if correction is None else float64(correction)
+    expected_indices, expected_weights = routed(float64(logits), top, score, plain, groups, kept)
+    assert np.array_equal(np.array(indices), expected_indices)
+    assert error(weights, expected_weights * 2.5) < TOLERANCE[mx.float32]
