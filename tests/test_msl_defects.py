@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.msl import MslError, last_report, metal_kernel
+from tests.msl import MslError, RunError, last_report, metal_kernel
 
 SETUP = "uint i = thread_position_in_grid.x; uint t = thread_position_in_threadgroup.x;\n"
 SHARED = "threadgroup float b[64];\n"
@@ -301,7 +301,31 @@ def test_wrong_kernel_is_stopped(wrong: str, message: str) -> None:
         assert re.search(r"\[thread \(\d+,0,0\) of threadgroup \(\d,0,0\), simdgroup \d lane \d+\]", report)
 
 
+@pytest.mark.parametrize("wrong", [pytest.param(d[1], id=d[0]) for d in DEFECTS])
+def test_wrong_kernel_is_stopped_under_other_schedules(wrong: str) -> None:
+    for order in (1, 2, 4, 7):
+        with pytest.raises(MslError):
+            run(wrong, order=order)
+
+
 @pytest.mark.parametrize("right", [pytest.param(d[3], id=d[0]) for d in DEFECTS])
 def test_correct_twin_passes(right: str) -> None:
-    assert np.isfinite(run(right)).all()
+    results = [run(right, order=order) for order in (0, 7)]
+    assert np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(*results)
     assert last_report().warnings == ()
+
+
+def test_waiting_for_another_thread_is_stopped() -> None:
+    """Nothing promises that the other thread ever runs; here it does in one schedule and not in the other."""
+    source = """
+    threadgroup atomic_int flag;
+    if (t == 0) atomic_store_explicit(&flag, 0, memory_order_relaxed);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (t == 32) atomic_store_explicit(&flag, 1, memory_order_relaxed);
+    if (t == 0) while (atomic_load_explicit(&flag, memory_order_relaxed) == 0) {}
+    out[i] = x[i];
+    """
+    run(source, order=0)
+    with pytest.raises(RunError, match=r"source line 7:.*32 million accesses .* wait for another thread\?"):
+        run(source, order=2)

@@ -36,6 +36,11 @@ static bool ordered(u32 other, Readers who, Clock then, const Lane *me, Clock no
 }
 
 static void race(const Site &site, const char *name, u64 byte, u32 other, Readers who) {
+  if (site.space == THREADGROUP) {
+    const Variable *v = variable_at(byte);
+    name = v->name;
+    byte -= v->offset;
+  }
   char culprit[64] = "several threads";
   if (who == ONE_THREAD)
     snprintf(culprit, sizeof culprit, "thread %u of threadgroup %u", other % MAX_THREADS, threadgroup_of(other));
@@ -61,10 +66,12 @@ static void add_reader(Cell &cell, const Lane *me, Clock now) {
   if (now.group > cell.read.group || (now.group == cell.read.group && now.simd > cell.read.simd)) cell.read = now;
 }
 
-static void check_race(Cell *cells, u64 count, u32 generation, const Site &site, Clock now, const char *name, u64 byte) {
+// `cells`: the first of `count` cells, `stride` apart
+static void check_race(Cell *cells, u64 count, u32 stride, u32 generation, const Site &site, Clock now,
+                       const char *name, u64 byte) {
   Lane *me = group.current;
   for (u64 i = 0; i < count; ++i) {
-    Cell &cell = cells[i];
+    Cell &cell = cells[i * stride];
     if (cell.generation != generation) cell = {generation, 0, {0, 0}, 0, NOBODY, {0, 0}};
     if (cell.writer && cell.writer - 1 != me->id && !ordered(cell.writer - 1, ONE_THREAD, cell.written, me, now))
       race(site, name, byte, cell.writer - 1, ONE_THREAD);
@@ -85,25 +92,28 @@ static void check_threadgroup(const u8 *address, const Site &site, bool races) {
   if (address < group.arena || offset + site.size > ARENA_BYTES)
     fail("line %u:%u: threadgroup %s outside threadgroup memory", site.line, site.column, verb(site));
   u8 *state = group.arena_state + offset;
+  u32 shift = state[0] >> ELEMENT_SHIFT;
   bool outside = false, uninitialised = false;
   for (u32 i = 0; i < site.size; ++i) {
-    outside |= state[i] == 0;
-    uninitialised |= state[i] == 1;
+    outside |= state[i] == OUTSIDE;
+    uninitialised |= !(state[i] & INITIALISED);
   }
-  const Variable *v = outside || races || uninitialised ? variable_at(offset) : nullptr;
-  const char *name = v ? v->name : "?";
-  long byte = v ? (long)offset - (long)v->offset : 0;
-  if (outside)
-    fail("line %u:%u: out-of-bounds threadgroup %s: byte %ld of '%s' (%lu bytes)", site.line, site.column, verb(site),
-         byte, name, v ? (unsigned long)v->size : 0);
-  if (site.is_store)
-    memset(state, 2, site.size);
-  else if (uninitialised)
+  if (outside || (uninitialised && !site.is_store)) {
+    const Variable *v = variable_at(offset);  // at least one exists, or there would be no pointer
+    long byte = (long)offset - (long)v->offset;
+    if (outside)
+      fail("line %u:%u: out-of-bounds threadgroup %s: byte %ld of '%s' (%lu bytes)", site.line, site.column,
+           verb(site), byte, v->name, (unsigned long)v->size);
     ISSUE(group.current, "line %u:%u: read of uninitialised threadgroup memory: byte %ld of '%s'", site.line,
-          site.column, byte, name);
-  if (races)
-    check_race(group.arena_cells + offset, site.size, group.generation, site, group.current->threadgroup_clock, name,
-               (u64)byte);
+          site.column, byte, v->name);
+  }
+  if (site.is_store)
+    for (u32 i = 0; i < site.size; ++i) state[i] |= INITIALISED;
+  if (races) {
+    u64 first = offset >> shift, last = (offset + site.size - 1) >> shift;
+    check_race(group.arena_cells + (first << shift), last - first + 1, 1u << shift, group.generation, site,
+               group.current->threadgroup_clock, nullptr, offset);
+  }
 }
 
 static Buffer *buffer_at(const u8 *address, const Site &site) {
@@ -141,19 +151,22 @@ static void check_device(const u8 *address, const Site &site, bool races) {
     memset(state, VALID | WRITTEN, site.size);
   } else {
     b->loaded += site.size;
+    u8 all = 0xFF, any = 0;
     for (u32 i = 0; i < site.size; ++i) {
-      if (state[i] & FOREIGN)
-        ISSUE(group.current, "line %u:%u: read of memory between the elements of the strided input '%s': offset %lu",
-              site.line, site.column, b->name, (unsigned long)element);
-      if (!(state[i] & VALID))
-        ISSUE(group.current, "line %u:%u: read of uninitialised output '%s' element %lu", site.line, site.column,
-              b->name, (unsigned long)element);
+      all &= state[i];
+      any |= state[i];
       state[i] |= READ;
     }
+    if (any & FOREIGN)
+      ISSUE(group.current, "line %u:%u: read of memory between the elements of the strided input '%s': offset %lu",
+            site.line, site.column, b->name, (unsigned long)element);
+    if (!(all & VALID))
+      ISSUE(group.current, "line %u:%u: read of uninitialised output '%s' element %lu", site.line, site.column, b->name,
+            (unsigned long)element);
   }
   if (b->is_output && races) {
     u64 last = (offset + site.size - 1) / b->item_size;
-    check_race(group.buffer_cells[b - group.launch->buffers] + element, last - element + 1, 1, site,
+    check_race(group.buffer_cells[b - group.launch->buffers] + element, last - element + 1, 1, 1, site,
                group.current->device_clock, b->name, offset);
   }
 }
@@ -168,9 +181,17 @@ static void check_access(const void *address, const Site &site, bool races) {
     check_device((const u8 *)address, site, races);
 }
 
+// Threads switch only at barriers and SIMD functions: one that polls memory for another's message would never end.
+static void count_step(const Site &site) {
+  if (++group.steps > MAX_STEPS)
+    fail("line %u:%u: %u million accesses by one thread without a barrier: does it wait for another thread?", site.line,
+         site.column, MAX_STEPS >> 20);
+}
+
 extern "C" {
 
-void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, const char *name, u32 is_zeroed) {
+// element: size of the scalars it consists of, a power of two
+void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const char *name, u32 is_zeroed) {
   Variable &v = group.variables[id];
   if (v.used) return group.arena + v.offset;
   if (align < 16) align = 16;
@@ -184,13 +205,15 @@ void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, const char *name, u3
   group.arena_top = offset + size + 64;
   if (group.arena_top > ARENA_BYTES) fail("threadgroup arena of the emulator exhausted");
   v = {true, offset, size, name};
-  memset(group.arena_state + offset, is_zeroed ? 2 : 1, size);
+  u8 state = (u8)(__builtin_ctz(element) << ELEMENT_SHIFT | INSIDE | (is_zeroed ? INITIALISED : 0));
+  memset(group.arena_state + offset, state, size);
   if (is_zeroed) memset(group.arena + offset, 0, size);
   return group.arena + offset;
 }
 
 void mtl_check(const void *address, u32 site) {
   group.launch->site_counts[site]++;
+  count_step(group.launch->sites[site]);
   check_access(address, group.launch->sites[site], true);
 }
 
@@ -205,8 +228,9 @@ void mtl_check_range(const void *address, u64 size, u32 site) {
 // is_load and is_store: an exchange is both. Atomics do not race.
 void mtl_check_atomic(const void *address, u32 size, u32 space, u32 is_load, u32 is_store, u32 site) {
   group.launch->atomics++;
-  if (!group.launch->check) return;
   Site s = {size, size, space, 0, POSITION(site)};
+  count_step(s);
+  if (!group.launch->check) return;
   if (is_load) check_access(address, s, false);
   s.is_store = 1;
   if (is_store) check_access(address, s, false);

@@ -30,6 +30,7 @@ static void jump(Lane *to) {
   Lane *from = group.current;
   if (to == from) return;
   group.current = to;
+  group.steps = 0;
   mtl_switch(&from->stack_pointer, to->stack_pointer);
 }
 
@@ -295,6 +296,7 @@ void run_threadgroup(u32 x, u32 y, u32 z) {
   group.n_simdgroups = (group.n_threads + SIMD_WIDTH - 1) / SIMD_WIDTH;
   group.n_at_barrier = 0;
   group.warned_site = 0;
+  group.steps = 0;
   reset_threadgroup_memory();
   for (u32 i = 0; i < group.n_simdgroups; ++i) {
     SimdGroup &s = group.simdgroups[i];

@@ -2,7 +2,7 @@
 #pragma once
 #include "abi.h"
 
-const u32 MAX_THREADS = 1024, SIMD_WIDTH = 32, MAX_VARIABLES = 256;
+const u32 MAX_THREADS = 1024, SIMD_WIDTH = 32, MAX_VARIABLES = 256, MAX_STEPS = 32u << 20;
 const u64 ARENA_BYTES = 1 << 18, STACK_BYTES = 256 << 10;
 
 // A source position packed as line << 10 | column.
@@ -42,6 +42,9 @@ struct Variable {
   const char *name;
 };
 
+// State of one byte of threadgroup memory; the upper half is log2 of the size of the variable's scalars.
+enum ArenaByte : u8 { OUTSIDE = 0, INSIDE = 1, INITIALISED = 2, ELEMENT_SHIFT = 4 };
+
 // Who read or wrote one cell of memory last, to find accesses that no barrier orders.
 enum Readers : u32 { NOBODY, ONE_THREAD, ONE_SIMDGROUP, ONE_THREADGROUP, MANY };
 struct Cell {
@@ -62,7 +65,7 @@ struct Group {
   u32 n_threads, n_simdgroups, n_alive, n_at_barrier, index, generation;
   u8 *stacks;
   // threadgroup memory
-  u8 *arena, *arena_state;  // state: 0 red zone, 1 uninitialised, 2 initialised
+  u8 *arena, *arena_state;  // state: one ArenaByte set per byte
   Cell *arena_cells;
   u64 arena_top, arena_used;
   Variable variables[MAX_VARIABLES];
@@ -70,6 +73,7 @@ struct Group {
   Cell **buffer_cells;
   u32 last_buffer;
   u32 warned_site;
+  u32 steps;  // memory accesses since the last switch
 };
 
 extern Group group;

@@ -16,7 +16,8 @@ unsigned mtl_simd_lane(void);
 void mtl_count_matrix_product(void);
 void mtl_simdgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
 void mtl_threadgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
-void *mtl_threadgroup_variable(unsigned id, unsigned long size, unsigned long align, const char *name, unsigned zeroed);
+void *mtl_threadgroup_variable(unsigned id, unsigned long size, unsigned long align, unsigned element, const char *name,
+                               unsigned zeroed);
 void mtl_check_atomic(const void *p, unsigned size, unsigned space, unsigned is_load, unsigned is_store, unsigned site);
 #undef __MTL_CONVERGENT
 }
@@ -25,7 +26,15 @@ void mtl_check_atomic(const void *p, unsigned size, unsigned space, unsigned is_
 #define __MTL_SITE unsigned __site = (__builtin_LINE() << 10) + (__builtin_COLUMN() & 1023)
 
 // `threadgroup T name;` (rewritten by prep.py)
+namespace __mtl {
+template <class T> struct scalar_of { static constexpr unsigned bytes = alignof(T); };
+template <class T, unsigned long N> struct scalar_of<T[N]> : scalar_of<T> {};
+template <class S> struct scalar_of<S __attribute__((ext_vector_type(2)))> : scalar_of<S> {};
+template <class S> struct scalar_of<S __attribute__((ext_vector_type(3)))> : scalar_of<S> {};
+template <class S> struct scalar_of<S __attribute__((ext_vector_type(4)))> : scalar_of<S> {};
+}  // namespace __mtl
 template <class T>
 __MTL_INLINE threadgroup T &__mtl_threadgroup_variable(unsigned id, const char *name, unsigned zeroed) {
-  return *(threadgroup T *)(unsigned long)mtl_threadgroup_variable(id, sizeof(T), alignof(T), name, zeroed);
+  constexpr unsigned element = __mtl::scalar_of<T>::bytes;
+  return *(threadgroup T *)(unsigned long)mtl_threadgroup_variable(id, sizeof(T), alignof(T), element, name, zeroed);
 }
