@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mlxlin.tokenizer import Tokenizer
 
 _FLOAT32 = ("A_log", "dt_bias")  # small, and the state remembers their rounding: never narrowed
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+_FLOAT_NAMES = ("F32", "F16", "BF16")
 
 
 def load(
@@ -150,17 +152,19 @@ def _fitting_plan(prepared: Prepared, dtype: mx.Dtype | None) -> Plan:
 
 def stored_dtype(prepared: Prepared) -> mx.Dtype:
     """What the checkpoint computes in: the dtype of its embedding, or of the embedding's scales."""
-    names = [shape.dtype for shape in prepared.items[0].stored.values() if shape.dtype in ("F32", "F16", "BF16")]
+    names = [shape.dtype for shape in prepared.items[0].stored.values() if shape.dtype in _FLOAT_NAMES]
     dtype = DTYPES[names[0] if names else "BF16"][1]
     assert dtype is not None
     return dtype
 
 
 def _nbytes(prepared: Prepared, dtype: mx.Dtype, unpack: bool) -> int:
+    """Bytes of all parameters with their floats in `dtype`."""
     total = 0
     for item in prepared.items:
-        if item.quantization is None or unpack:
+        if item.quantization is not None and unpack:
             total += item.size * dtype.size
-        else:
-            total += item.nbytes
+            continue
+        for shape in item.stored.values():
+            total += math.prod(shape.shape) * dtype.size if shape.dtype in _FLOAT_NAMES else shape.nbytes
     return total

@@ -16,8 +16,8 @@ from mlxlin.errors import HubError
 from ..formats import Tensor, safetensors
 from ..repository import choose, is_commit
 from .cache import Cache, missing_file
-from .download import Progress, download
-from .requests import Listing, Remote, look_up, read_range, status_of
+from .requests import Listing, Remote, complete, look_up, read_range, status_of
+from .transfer import Progress, download
 
 Notice = Callable[[str], None]
 _HEAD = 1 << 16  # first guess at the length of a safetensors header
@@ -93,10 +93,8 @@ class Outline:
     `tensors` is empty for PyTorch files, which tell nothing before they are read.
     """
 
-    listing: Listing
     folder: Path
     tensors: dict[str, Tensor]
-    download_bytes: int
 
 
 def outline(repo: str, revision: str | None = None, file: str | None = None) -> Outline:
@@ -112,9 +110,8 @@ def outline(repo: str, revision: str | None = None, file: str | None = None) -> 
     download(cache, listing, [listing.files[name] for name in wanted], None)
     tensors: dict[str, Tensor] = {}
     for name in weights if weights[0].endswith(".safetensors") else []:
-        tensors.update(_remote_header(listing, listing.files[name]))
-    total = sum(listing.files[name].size for name in side + weights)
-    return Outline(listing, cache.snapshot(listing.commit), tensors, total)
+        tensors.update(_remote_header(listing, complete(listing, listing.files[name])))
+    return Outline(cache.snapshot(listing.commit), tensors)
 
 
 def _remote_header(listing: Listing, remote: Remote) -> dict[str, Tensor]:

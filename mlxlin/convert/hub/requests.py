@@ -1,14 +1,18 @@
-"""Requests to the hub, and what their failures mean in words. With `download`, the only code that goes online."""
+"""Requests to the hub, and what their failures mean in words. With `transfer`, the only code that goes online."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from mlxlin.errors import HubError
+
+UNKNOWN = -1  # size of a file that the listing does not tell
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,36 @@ def look_up(repo: str, revision: str | None = None) -> Listing:
         HubError: as `fetch`.
     """
     try:
-        info = huggingface_hub.HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=20)
+        name = revision or constants.DEFAULT_REVISION
+        info = huggingface_hub.HfApi().model_info(repo, revision=name, files_metadata=True, timeout=20)
     except Exception as error:
         raise explain(error, repo, revision) from error
     files = {
-        s.rfilename: Remote(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs is not None else s.blob_id)
+        s.rfilename: Remote(
+            s.rfilename, UNKNOWN if s.size is None else s.size, s.lfs.sha256 if s.lfs is not None else s.blob_id
+        )
         for s in info.siblings or []
     }
     return Listing(repo, str(info.sha), files)
 
 
+def complete(listing: Listing, remote: Remote) -> Remote:
+    """`remote` with its size and hash; asks for them where the listing left them out (mirrors of the hub do)."""
+    if remote.size != UNKNOWN:
+        return remote
+    url, headers = file_request(listing, remote)
+    try:
+        metadata = huggingface_hub.get_hf_file_metadata(url, headers=headers)
+    except Exception as error:
+        raise explain(error, listing.repo, listing.commit) from error
+    if metadata.size is None:
+        raise HubError(f"The hub does not tell the size of {remote.name}.", "Download it by hand, and give the folder.")
+    digest = metadata.etag if metadata.etag and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", metadata.etag) else None
+    return Remote(remote.name, metadata.size, digest)
+
+
 def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file."""
     url, headers = file_request(listing, remote)
     try:
         response = get_session().get(
@@ -60,7 +83,7 @@ def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes
 
 
 def file_request(listing: Listing, remote: Remote) -> tuple[str, dict[str, str]]:
-    url = huggingface_hub.hf_hub_url(listing.repo, remote.name, revision=listing.commit, endpoint=constants.ENDPOINT)
+    url = f"{constants.ENDPOINT}/{listing.repo}/resolve/{listing.commit}/{quote(remote.name)}"
     return url, {**build_hf_headers(), "Accept-Encoding": "identity"}
 
 

@@ -19,12 +19,11 @@ from mlxlin.errors import HubError, ResourceError
 
 from ..folder import check_disk
 from .cache import Cache
-from .requests import Listing, Remote, explain, file_request
+from .requests import Listing, Remote, complete, explain, file_request
 
 Progress = Callable[[int, int], None]
 _WORKERS = 4
 _RETRIES = 4  # in a row without a new byte
-_PIECE = 1 << 20
 
 
 class _Counter:
@@ -44,6 +43,7 @@ class _Counter:
 
 def download(cache: Cache, listing: Listing, files: list[Remote], progress: Progress | None) -> None:
     """Bring `files` into the cache; those that are there already are not asked for again."""
+    files = [complete(listing, remote) for remote in files]
     missing = [remote for remote in files if not _present(cache, remote)]
     check_disk(cache.folder, sum(remote.size for remote in missing))
     counter = _Counter(sum(remote.size for remote in files), progress)
@@ -85,6 +85,7 @@ def _download_blob(cache: Cache, listing: Listing, remote: Remote, counter: _Cou
             return counter.add(remote.size)
         if file.tell() > remote.size:
             file.truncate(0)
+            file.seek(0)
         counter.add(file.tell())
         _receive(listing, remote, file, counter)
         file.flush()
@@ -107,8 +108,9 @@ def _receive(listing: Listing, remote: Remote, file: Any, counter: _Counter) -> 
                 hf_raise_for_status(response)
                 if have and response.status_code != 206:  # a server without ranges sends it all again
                     file.truncate(0)
+                    file.seek(0)
                     counter.add(-have)
-                for piece in response.iter_bytes(_PIECE):
+                for piece in response.iter_bytes():  # as it comes: a broken connection loses nothing received
                     file.write(piece)
                     counter.add(len(piece))
                     if counter.stopped.is_set():
