@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.msl import MslError, RunError, last_report, metal_kernel
+from tests.msl import SUPPORTED, MslError, RunError, last_report, metal_kernel
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the Metal emulator runs on x86-64 Linux")
 
 SETUP = "uint i = thread_position_in_grid.x; uint t = thread_position_in_threadgroup.x;\n"
 SHARED = "threadgroup float b[64];\n"

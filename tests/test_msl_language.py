@@ -11,7 +11,9 @@ import re
 import numpy as np
 import pytest
 
-from tests.msl import MslError, metal_kernel
+from tests.msl import SUPPORTED, MslError, metal_kernel
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the Metal emulator runs on x86-64 Linux")
 
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mlxlin.backend import mx
-from tests.msl import CompileError, MslError, RunError, install, last_report, metal_kernel
+from tests import msl
+from tests.msl import SUPPORTED, CompileError, MslError, RunError, install, last_report, metal_kernel
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the Metal emulator runs on x86-64 Linux")
 
 Array = np.ndarray[Any, Any]
 I = "uint i = thread_position_in_grid.x;\n"  # noqa: E741
@@ -520,3 +524,11 @@ def test_install_replaces_mlx_in_a_block() -> None:
         )[0]
         assert mx.array_equal(y, mx.arange(5))
     assert (mx.fast.metal_kernel, mx.metal.is_available) == before
+
+
+def test_readme_example() -> None:
+    text = (Path(msl.__file__).parent / "README.md").read_text(encoding="utf-8")
+    example = text.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(example, "tests/msl/README.md", "exec"), names)
+    assert mx.array_equal(names["y"], (mx.arange(100) * 0.5).astype(mx.float16))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from .errors import CompileError, Finding, LintError, MslError, RunError
 from .kernel import install, last_report, metal_kernel
 from .report import Report
+from .toolchain import SUPPORTED
 
 __all__ = [
+    "SUPPORTED",
     "CompileError",
     "Finding",
     "LintError",

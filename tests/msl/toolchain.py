@@ -7,13 +7,17 @@ import functools
 import hashlib
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import CompileError
+
+SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
