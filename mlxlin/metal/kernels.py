@@ -43,12 +43,20 @@ def source(*files: str) -> str:
 
 
 @cache
+def digest() -> str:
+    """A hash of all kernel sources and of what assembles them."""
+    folder = resources.files(__package__)
+    parts = sorted((x.name, x.read_bytes()) for x in folder.iterdir() if x.name.endswith((".metal", ".py")))
+    return hashlib.sha256(b"".join(name.encode() + text for name, text in parts)).hexdigest()[:16]
+
+
+@cache
 def kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], files: tuple[str, ...], body: str) -> MetalKernel:
     """The kernel with this body; made once per process."""
     header = source("common", *files)
-    digest = hashlib.sha256("\0".join((header, body, *inputs, *outputs)).encode()).hexdigest()[:12]
+    tag = hashlib.sha256("\0".join((header, body, *inputs, *outputs)).encode()).hexdigest()[:12]
     made: MetalKernel = mx.fast.metal_kernel(
-        name=f"mlxlin_{name}_{digest}",
+        name=f"mlxlin_{name}_{tag}",
         input_names=list(inputs),
         output_names=list(outputs),
         header=header,

@@ -8,7 +8,7 @@ from typing import TypeVar
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
 
-from .paths import CHUNK, Result, choose
+from .paths import Result, choose, chunk_length
 from .rules import Inputs, check
 
 State = mx.array | tuple[mx.array, mx.array]
@@ -66,9 +66,10 @@ def run(
 def _run(x: Inputs, chunk: int | None) -> Result:
     if x.tokens == 0 or x.batch == 0:
         return mx.zeros((x.batch, x.tokens, *x.v.shape[2:]), x.v.dtype), x.S, x.Z
-    n = x.substeps
-    x = one_substep(neutral_padding(x))
-    y, S, Z = choose(x, chunk).run(x, chunk or CHUNK[x.decay])
+    n, path = x.substeps, choose(x, chunk)
+    if not path.plain:
+        return path.run(x, 0)
+    y, S, Z = path.run(one_substep(neutral_padding(x)), chunk or chunk_length(x))
     return (y if n == 1 else y[:, n - 1 :: n]), S, Z
 
 

@@ -10,6 +10,7 @@ from recurrence_problems import RULE_NAMES, make
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
 from mlxlin.recurrences import RULES, paths, reference, run
+from mlxlin.recurrences.rules import check
 
 
 def call(rule: str = "gated_delta", **changes: Any) -> None:
@@ -90,20 +91,27 @@ def test_no_state_is_a_zero_state(rule: str) -> None:
     assert bool(mx.array_equal(y, y0)) and bool(mx.array_equal(S, S0))
 
 
-def test_paths_can_be_printed_and_every_call_has_one() -> None:
+def test_paths_can_be_printed() -> None:
     rows = paths.table()
     assert [row["path"] for row in rows] == [path.name for path in paths.PATHS]
-    assert all(set(row) == {"path", "device", "tokens"} for row in rows)
-    names = {T: paths.choose(checked(T), None).name for T in (1, 2, 16, 5000)}
-    assert names[1] == "step" and names[16] == names[5000] == "chunkwise"
-    assert paths.choose(checked(1), 64).name == "chunkwise"
+    assert all(set(row) == {"path", "decay", "tokens"} for row in rows)
 
 
-def checked(T: int) -> Any:
-    from mlxlin.recurrences.rules import check
+@pytest.mark.parametrize("rule", RULE_NAMES)
+def test_every_call_has_a_path(rule: str) -> None:
+    """Steps for a few tokens, chunks for many or where a chunk length is named."""
+    for T in (1, 2, 3, 16, 5000):
+        problem = make(rule, B=1, T=T, H=1, K=8, V=8)
+        x = check(rule, problem.q, problem.k, problem.v, **problem.rest)
+        name = paths.choose(x).name
+        assert name == ("step" if T <= 3 else "chunkwise")
+        assert paths.choose(x, chunk=64).name == "chunkwise"
 
-    problem = make("gated_delta", T=T, K=8, V=8)
-    return check("gated_delta", problem.q, problem.k, problem.v, **problem.rest)
+
+def test_a_large_state_has_longer_chunks() -> None:
+    for size, chunk in ((32, 32), (128, 32), (256, 64)):
+        problem = make("delta", B=1, T=1, H=1, HV=1, K=size, V=size)
+        assert paths.chunk_length(check("delta", problem.q, problem.k, problem.v, **problem.rest)) == chunk
 
 
 def test_scan_checks_like_run() -> None:

@@ -1,0 +1,179 @@
+"""A Metal kernel is used once it has given the definition's numbers on this machine.
+
+Compilers, drivers and limits differ between chips and systems, and what is wrong with a kernel shows only when it runs.
+So each kernel runs a small call of the kind it is about to serve first, and the verdict is kept in a file, by chip,
+system, MLX version and kernel source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxlin.backend import mx
+from mlxlin.metal.kernels import digest
+
+from .reference import NORMALIZER_EPS as NORMALIZER_EPS
+from .reference import scan_float64
+from .rules import RULES, DecayKind, Inputs, check
+
+TOLERANCE = {mx.float32: 1e-5, mx.float16: 1e-3, mx.bfloat16: 8e-3}
+GATES = (0.0, -1e-4, -0.1, -5.0, -50.0, -float("inf"))
+
+Kernel = Callable[[Inputs], tuple[mx.array, mx.array, mx.array | None]]
+
+
+class KernelWarning(UserWarning):
+    """A Metal kernel failed its check on this machine; plain operations run in its place, slower."""
+
+
+def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
+    """Whether `kernel` gives the definition's numbers for calls like `x`; checked once, then remembered."""
+    key = "-".join(
+        [
+            name,
+            x.rule.name,
+            x.decay,
+            f"K{x.q.shape[3]}",
+            f"V{x.v.shape[3]}",
+            f"x{x.value_heads // x.heads}",
+            f"n{x.substeps}",
+            str(x.v.dtype).rsplit(".", 1)[-1],
+            *(["normalized"] if x.Z is not None else []),
+        ]
+    )
+    return trusted_by_key(key, lambda: complaint(kernel, sample_like(x, 5 if name == "scan" else 35)))
+
+
+def trusted_by_key(key: str, examine: Callable[[], str]) -> bool:
+    """Whether `examine` has found nothing to complain about, here or in an earlier process."""
+    known = _verdicts()
+    if key not in known:
+        known[key] = examine()
+        _remember(known)
+        if known[key]:
+            warnings.warn(f"Metal kernel {key}: {known[key]}. Plain operations are used.", KernelWarning, stacklevel=3)
+    return not known[key]
+
+
+def failures() -> dict[str, str]:
+    """Kernels that failed on this machine, and how."""
+    return {key: text for key, text in _verdicts().items() if text}
+
+
+def complaint(kernel: Kernel, x: Inputs) -> str:
+    """What is wrong with a kernel's results for x; empty where nothing is. Whatever MLX raises is a complaint too."""
+    try:
+        results = [z for z in kernel(x) if z is not None]
+        mx.eval(*results)  # compile errors come when a kernel is evaluated
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    expected = [z for z in scan_float64(x) if z is not None]
+    errors = [relative_error(found, wanted) for found, wanted in zip(results, expected, strict=True)]
+    limits = [TOLERANCE[x.v.dtype], *[TOLERANCE[mx.float32]] * (len(errors) - 1)]
+    wrong = [error for error, limit in zip(errors, limits, strict=True) if not error < limit]
+    return f"results are off by {max(wrong):.1e}" if wrong else ""
+
+
+def relative_error(found: mx.array, expected: npt.NDArray[np.float64]) -> float:
+    """RMS of the difference relative to the RMS of what is expected; absolute where that is zero."""
+    difference = np.array(found.astype(mx.float32)).astype(np.float64) - expected
+    return float(np.sqrt(np.mean(difference**2)) / (np.sqrt(np.mean(expected**2)) or 1.0))
+
+
+def sample_like(x: Inputs, tokens: int) -> Inputs:
+    """A small hard call with the head sizes, dtypes and options of x: two rows, one shorter, gates of every size."""
+    groups = x.value_heads // x.heads
+    K, V = x.q.shape[3], x.v.shape[3]
+    return sample(x.rule.name, x.decay, K, V, groups, tokens, x.v.dtype, substeps=x.substeps, normalize=x.Z is not None)
+
+
+def sample(
+    rule: str,
+    decay: DecayKind,
+    K: int,
+    V: int,
+    groups: int,
+    tokens: int,
+    dtype: mx.Dtype,
+    *,
+    substeps: int = 1,
+    normalize: bool = False,
+) -> Inputs:
+    """One key head, two rows of `tokens` and `tokens - 2` tokens, correlated keys, mixed gates."""
+    rng, B, n = np.random.default_rng(0), 2, tokens * substeps
+
+    def array(x: npt.NDArray[np.float64], kind: mx.Dtype = dtype) -> mx.array:
+        return mx.array(x.astype(np.float32)).astype(kind)
+
+    def keys(count: int) -> npt.NDArray[np.float64]:
+        k = rng.normal(size=(B, 1, 1, K)) + 0.5 * rng.normal(size=(B, count, 1, K))
+        return np.abs(k) if normalize else k / np.linalg.norm(k, axis=-1, keepdims=True)
+
+    given: dict[str, Any] = {
+        "q": array(np.abs(rng.normal(size=(B, tokens, 1, K))) * K**-0.5),
+        "k": array(keys(n)),
+        "v": array(rng.normal(size=(B, n, groups, V))),
+    }
+    if decay != "none":
+        shape = (B, tokens, groups, *([K] if decay == "channel" else []))
+        given["g"] = array(rng.choice(GATES, size=shape), mx.float32)
+    if RULES[rule].write == "delta":
+        given["beta"] = array(rng.uniform(0, 2, (B, n, groups)))
+    if RULES[rule].write == "low_rank":
+        a = keys(tokens)
+        given |= {"a": array(-a), "b": array(a * rng.uniform(0, 1, a.shape))}
+    S = array(rng.normal(size=(B, groups, V, K)), mx.float32)
+    Z = array(rng.uniform(size=(B, groups, K)), mx.float32)
+    lengths = mx.array([tokens, max(tokens - 2, 0)])
+    return check(rule, **given, state=(S, Z) if normalize else S, lengths=lengths, normalize=normalize)
+
+
+def _machine() -> str:
+    device = str(mx.device_info().get("device_name", platform.processor()))
+    system = f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
+    return " | ".join([device, system, f"MLX {version('mlx')}", digest()])
+
+
+def _file() -> Path:
+    if configured := os.environ.get("MLXLIN_HOME"):
+        folder = Path(configured)
+    elif sys.platform == "darwin":
+        folder = Path.home() / "Library" / "Caches" / "mlxlin"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxlin"
+    return folder / "kernels.json"
+
+
+@cache
+def _verdicts() -> dict[str, str]:
+    """Complaints by kernel, empty for kernels that are right; of this machine and these kernels alone."""
+    try:
+        record = json.loads(_file().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found = record.get(_machine(), {}) if isinstance(record, dict) else {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _remember(verdicts: dict[str, str]) -> None:
+    """Write the file anew; where that is impossible the kernels are checked again next time."""
+    path = _file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({_machine(): verdicts}, indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        return
