@@ -16,6 +16,10 @@ from mlxlin.errors import CheckpointError
 
 FORMAT = 1
 
+Activation = Literal["none", "silu"]
+Gate = Literal["none", "silu", "sigmoid"]
+Features = Literal["none", "silu", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"]
+
 
 @dataclass(frozen=True)
 class RopeSpec:
@@ -62,7 +66,7 @@ class OutputSpec:
     """
 
     norm: NormSpec | None
-    gate: Literal["none", "silu", "sigmoid"] = "none"
+    gate: Gate = "none"
     rank: int = 0
     bias: bool = False
 
@@ -89,9 +93,9 @@ class LinearSpec:
     kv_heads: int = 0
     conv: int = 0
     conv_bias: bool = False
-    qk_activation: Literal["none", "silu"] = "none"
-    v_activation: Literal["none", "silu"] = "none"
-    features: Literal["none", "silu", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"] = "none"
+    qk_activation: Activation = "none"
+    v_activation: Activation = "none"
+    features: Features = "none"
     tied_features: bool = False
     simplex_q: bool = False
     simplex_k: bool = False

@@ -35,12 +35,13 @@ class Weight:
     """One rule: a model's parameter and the checkpoint's tensors it is made of.
 
     `{i}` in names stands for the layer's index. Several rules for one target are alternatives: the first whose
-    tensors all exist is taken.
+    tensors all exist is taken. `copy` names a tensor that may repeat the source because the two are tied.
     """
 
     target: str
     sources: str | tuple[str, ...]
     operation: Operation = COPY
+    copy: str = ""
 
 
 class Family(Protocol):
@@ -122,6 +123,7 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
     used: set[str] = set(head.used)
     rules = _Rules(family.WEIGHTS)
     missing: list[str] = []
+    copies: dict[str, str] = {}
     for target, parameter in parameters(spec).items():
         rule, index = rules.find(target, names)
         if rule is None:
@@ -131,6 +133,12 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
         for made in _targets(target, parameter, rule, place, names, source):
             plan.targets.append(made)
             used.update(made.sources)
+        if rule.copy in names:
+            copies[names[rule.copy]] = names[_sources(rule)[0]]
+    for copy, original in copies.items():
+        if copy not in used:
+            plan.dropped.append(_repeated(copy, original, source))
+            used.add(copy)
     _refuse_leftovers(missing, sorted(set(names.values()) - used))
     return plan
 
@@ -198,6 +206,12 @@ def _resolve_head(spec: ModelSpec, names: Mapping[str, str], source: Mapping[str
     return dataclasses.replace(spec, tied=False), _Head(notices=[notice])
 
 
+def _repeated(copy: str, original: str, source: Mapping[str, Tensor]) -> tuple[str, str]:
+    if not _equal(source[copy], source[original]):
+        raise CheckpointError(f"'{copy}' differs from '{original}', to which config.json ties it.")
+    return copy, f"copy of {original}"
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a.read(), b.read()))
 
@@ -214,7 +228,8 @@ class _Rules:
         """The rule for `target`, its layer filled in, whose sources exist; and the layer's index."""
         pattern, index = _pattern(target)
         for weight in self._by_target.get(pattern, []):
-            filled = Weight(target, tuple(_fill(s, index) for s in _sources(weight)), weight.operation)
+            sources = tuple(_fill(s, index) for s in _sources(weight))
+            filled = Weight(target, sources, weight.operation, _fill(weight.copy, index))
             if all(name in names for name in filled.sources):
                 return filled, index
         return None, index

@@ -1,0 +1,311 @@
+"""Tiny random checkpoints written by the source implementations, with what those compute for them.
+
+Runs where torch, transformers and (for the fla cases, in a process of its own) flash-linear-attention are installed:
+
+    MLXLIN_FLA=<folder with fla> python -m tests.parity.sources FOLDER CASE... [--seed N] [--vary]
+
+FOLDER/CASE then holds config.json and model.safetensors as the source saves them, and golden.safetensors: `ids` [2, T]
+padded on the right, `lengths` [2], `logits` [2, T, vocab] of each row alone, `greedy` (prompt and continuation of the
+first row), and the recurrent matrix `layers.N.S` [2, HV, V, K] behind each row. `--vary` draws other sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LENGTHS = (71, 38)
+GREEDY_PROMPT, GREEDY_NEW = 21, 12
+# How far logits may move when the embeddings move by float32's rounding. Random weights are drawn again until they do
+# not: else a norm of a nearly vanishing vector makes two correct float32 programs differ by more than the tolerance.
+LARGEST_SENSITIVITY = 2e-5
+
+
+class Sizes:
+    """Numbers of a case: the first choice for a fixture, any of them for a live comparison."""
+
+    def __init__(self, rng: random.Random | None) -> None:
+        self._rng = rng
+
+    def __call__(self, *choices: Any) -> Any:
+        return choices[0] if self._rng is None else self._rng.choice(choices)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A source model: `model` is the prefix of its Config and ForCausalLM classes.
+
+    v_first: whether the source keeps recurrent matrices [B, H, V, K] instead of [B, H, K, V].
+    """
+
+    source: str
+    model: str
+    config: Callable[[Sizes], dict[str, Any]]
+    v_first: bool = False
+
+
+def _fla(model: str, v_first: bool = False, **fixed: Callable[[Sizes], Any] | Any) -> Case:
+    def config(size: Sizes) -> dict[str, Any]:
+        base = {
+            "hidden_size": size(32, 64, 80),
+            "num_hidden_layers": size(2, 3),
+            "vocab_size": size(64, 131),
+            "intermediate_size": size(40, 88),
+        }
+        return {**base, **{key: value(size) if callable(value) else value for key, value in fixed.items()}}
+
+    return Case("fla", model, config, v_first)
+
+
+def _hybrid(**more: Any) -> Callable[[Sizes], Any]:
+    return lambda size: {"layers": [1], "num_heads": 4, "num_kv_heads": size(2, 1, 4), **more}
+
+
+def _qwen(size: Sizes) -> dict[str, Any]:
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 64, 80),
+        "intermediate_size": size(40, 88),
+        "num_hidden_layers": 4,
+        "num_attention_heads": size(4, 6),
+        "num_key_value_heads": size(2, 1),
+        "head_dim": size(16, 24),
+        "linear_key_head_dim": size(12, 16, 20),
+        "linear_value_head_dim": size(16, 8, 24),
+        "linear_num_key_heads": size(2, 1),
+        "linear_num_value_heads": size(4, 2, 6),
+    }
+
+
+CASES: dict[str, Case] = {
+    "qwen3_5": Case("transformers", "Qwen3_5Text", _qwen),
+    "qwen3_5-layout": Case(
+        "transformers",
+        "Qwen3_5Text",
+        lambda size: {
+            **_qwen(size),
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "linear_conv_kernel_dim": size(3, 2),
+        },
+    ),
+    "gated_deltanet": _fla("GatedDeltaNet", True, num_heads=2, head_dim=16, expand_v=1.5),
+    "gated_deltanet-hybrid": _fla(
+        "GatedDeltaNet",
+        True,
+        num_heads=2,
+        num_v_heads=lambda s: s(4, 6),
+        head_dim=16,
+        expand_v=1,
+        attn=_hybrid(),
+        allow_neg_eigval=True,
+        output_gate_activation="sigmoid",
+        tie_word_embeddings=True,
+    ),  # fmt: skip
+    "gated_deltanet-plain": _fla("GatedDeltaNet", True, num_heads=3, head_dim=12, use_gate=False, use_short_conv=False),
+    "delta_net": _fla("DeltaNet", num_heads=2, expand_v=2.0),
+    "delta_net-gate": _fla(
+        "DeltaNet",
+        num_heads=2,
+        use_gate=True,
+        qk_activation="relu",
+        qk_norm="sum",
+        allow_neg_eigval=True,
+        attn=lambda s: [{"layers": [0], "num_heads": 4, "qkv_bias": True}],
+    ),  # fmt: skip
+    "delta_net-elu": _fla("DeltaNet", num_heads=2, qk_activation="elu", use_beta=False, conv_size=3),
+    "delta_net-identity": _fla("DeltaNet", num_heads=2, qk_activation="identity", use_short_conv=False),
+    "gla": _fla("GLA", True, num_heads=2, expand_k=0.5),
+    "gla-gqa": _fla(
+        "GLA",
+        True,
+        num_heads=4,
+        num_kv_heads=lambda s: s(2, 1),
+        use_short_conv=True,
+        clamp_min=-0.05,
+        feature_map="relu",
+        tie_word_embeddings=True,
+    ),  # fmt: skip
+    "gla-hybrid": _fla(
+        "GLA",
+        True,
+        num_heads=2,
+        fuse_norm=False,
+        elementwise_affine=False,
+        attn=_hybrid(window_size=16, rope_theta=5000.0),
+    ),  # fmt: skip
+    "gla-nogate": _fla("GLA", True, num_heads=2, use_output_gate=False),
+    "retnet": _fla("RetNet", num_heads=2),
+    "retnet-gqa": _fla("RetNet", num_heads=4, num_kv_heads=2, fuse_norm=False, attn=_hybrid(), feature_map="relu"),
+    "linear_attn": _fla("LinearAttention", num_heads=2, expand_v=1.5),
+    "linear_attn-tied": _fla("LinearAttention", num_heads=2, num_kv_heads=1, tie_feature_map_qk=True),
+    "linear_attn-elu": _fla("LinearAttention", num_heads=2, feature_map="elu", norm_feature_map=True),
+    "linear_attn-hedgehog": _fla(
+        "LinearAttention", num_heads=2, feature_map="hedgehog", norm_feature_map=True, norm_q=True, norm_k=True
+    ),
+    "linear_attn-t2r": _fla("LinearAttention", num_heads=2, feature_map="t2r", attn=_hybrid()),
+    "linear_attn-dpfp": _fla("LinearAttention", num_heads=4, feature_map="dpfp", norm_k=True, elementwise_affine=False),
+    "linear_attn-relu": _fla("LinearAttention", num_heads=2, feature_map="relu", norm_q=True),
+    "linear_attn-identity": _fla("LinearAttention", num_heads=2, feature_map="identity"),
+    "kda": _fla("KDA", True, num_heads=2, head_dim=16, expand_v=1.5),
+    "kda-bound": _fla(
+        "KDA",
+        True,
+        num_heads=2,
+        num_v_heads=4,
+        head_dim=12,
+        safe_gate=True,
+        lower_bound=lambda s: s(-0.8, -1.5),
+        allow_neg_eigval=True,
+    ),
+    "kda-hybrid": _fla("KDA", True, num_heads=2, head_dim=16, use_short_conv=False, attn=_hybrid()),
+}
+
+
+def write(name: str, folder: Path, seed: int, vary: bool) -> None:
+    """Make the checkpoint and what its source computes for it."""
+    import torch
+
+    case = CASES[name]
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    module = _source(case.source)
+    config = getattr(module, f"{case.model}Config")(**case.config(Sizes(random.Random(seed) if vary else None)))
+    model_name = case.model.removesuffix("Text")
+    model = getattr(module, f"{model_name}ForCausalLM")(config).eval()
+    initial = {key: value.clone() for key, value in model.state_dict().items()}
+    ids = torch.randint(0, config.vocab_size, (len(LENGTHS), max(LENGTHS)))
+    for _ in range(200):
+        model.load_state_dict(initial)
+        _randomise(model)
+        if _sensitivity(model, ids) < LARGEST_SENSITIVITY:
+            break
+    else:
+        raise RuntimeError(f"no well-conditioned weights found for {name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_checkpoint(model, config, folder)
+    with torch.no_grad():
+        golden = _golden(model, case, config, ids)
+    _save(golden, folder / "golden.safetensors")
+
+
+def _save_checkpoint(model: Any, config: Any, folder: Path) -> None:
+    """As the source's save_pretrained writes it, except that it refuses weights shared by two names."""
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    _save(
+        {name: tensor.clone() for name, tensor in model.state_dict().items() if name not in tied},
+        folder / "model.safetensors",
+    )
+
+
+@functools.cache
+def _source(name: str) -> Any:
+    if name == "fla":
+        sys.path.insert(0, os.environ["MLXLIN_FLA"])
+        from tests.parity import fla_oracle
+
+        fla_oracle.install()
+        import fla.models
+
+        return fla.models
+    import transformers
+
+    return transformers
+
+
+def _randomise(model: Any) -> None:
+    """Weights as random as possible with signals of order one; no parameter keeps its initial value."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape)
+        with torch.no_grad():
+            if name.endswith(("A_log", "dt_bias")):  # states that last for tens of tokens, as in trained models
+                parameter.copy_(noise * 0.6 - 1.5)
+            elif name.endswith(("norm.weight", "lower_bounds")) or parameter.ndim < 2:
+                parameter.add_(noise * 0.3)
+            else:
+                # Parts that add to the residual stay below it, else rounding errors grow from layer to layer.
+                gain = 0.4 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.2
+                parameter.copy_(noise * gain / parameter[0].numel() ** 0.5)
+
+
+def _sensitivity(model: Any, ids: Any) -> float:
+    """Largest change of a logit when every embedding changes by one part in ten million."""
+    import torch
+
+    embedding = model.get_input_embeddings().weight
+    before = embedding.detach().clone()
+    with torch.no_grad():
+        plain = model(ids, use_cache=False).logits
+        embedding.mul_(1 + 1e-7 * torch.randn(before.shape))
+        moved = model(ids, use_cache=False).logits
+        embedding.copy_(before)
+    return float((moved - plain).abs().max())
+
+
+def _golden(model: Any, case: Case, config: Any, ids: Any) -> dict[str, Any]:
+    import torch
+
+    vocab = config.vocab_size
+    logits = torch.zeros(*ids.shape, vocab)
+    states: list[dict[str, Any]] = []
+    for row, length in enumerate(LENGTHS):
+        out = model(ids[row : row + 1, :length], use_cache=True)
+        logits[row, :length] = out.logits[0].float()
+        states.append(_recurrent_states(out, case, config.num_hidden_layers))
+        ids[row, length:] = 0
+    greedy = ids[:1, :GREEDY_PROMPT]
+    for _ in range(GREEDY_NEW):
+        best = model(greedy, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+        greedy = torch.cat([greedy, best], 1)
+    stacked = {key: torch.cat([state[key] for state in states]) for key in states[0]}
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    return {"ids": ids.int(), "lengths": lengths, "logits": logits, "greedy": greedy[0].int(), **stacked}
+
+
+def _recurrent_states(out: Any, case: Case, layers: int) -> dict[str, Any]:
+    found = {}
+    for index in range(layers):
+        if case.source == "fla":
+            state = out.past_key_values[index]["recurrent_state"]
+            state = state[0] if isinstance(state, (tuple, list)) else state
+        else:
+            layer = out.cache.layers[index]
+            state = layer.recurrent_states[0] if hasattr(layer, "recurrent_states") else None
+        if state is not None:
+            found[f"layers.{index}.S"] = (state if case.v_first else state.transpose(-1, -2)).float().contiguous()
+    return found
+
+
+def _save(tensors: dict[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("cases", nargs="+", choices=sorted(CASES), metavar="CASE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vary", action="store_true")
+    options = parser.parse_args()
+    for name in options.cases:
+        write(name, options.folder / name, options.seed, options.vary)
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    main()
