@@ -92,8 +92,8 @@ DEFECTS = [
     ),
     (
         "uninitialised element of a private array",
-        "float s[4];\nfor (int k = 0; k < 3; ++k) s[k] = x[i];\nout[i] = s[i % 4] * 2;",
-        r"output 'out': 64 of 256 elements computed from an uninitialised variable \(first: \(3,\)\)",
+        "float s[4];\nfor (int k = 0; k < 3; ++k) s[k] = x[i];\nout[i] = s[i % 4] * 2; // BUG",
+        "the value stored to element 3 of 'out' comes from an uninitialised variable",
         "float s[4];\nfor (int k = 0; k < 4; ++k) s[k] = x[i];\nout[i] = s[i % 4] * 2;",
     ),
     (
@@ -250,7 +250,7 @@ DEFECTS = [
     ),
     (
         "too much threadgroup memory",
-        "threadgroup float big[8193];\nbig[t] = x[i];\n" + BARRIER + "out[i] = big[t];",
+        "threadgroup float big[8193]; // BUG\nbig[t] = x[i];\n" + BARRIER + "out[i] = big[t];",
         "threadgroup memory: 'big' brings the total to 32772 bytes; the limit is 32768",
         "threadgroup float big[8192];\nbig[t] = x[i];\n" + BARRIER + "out[i] = big[t];",
     ),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .irtext import DebugInfo, Location, body, debug_suffix, leading_type, size_of, split_operands
+from .irtext import DebugInfo, Location, body, debug_suffix, float_bytes, leading_type, size_of, split_operands
 
 _DECLARATIONS = """
 declare void @mtl_check(ptr, i32)
@@ -42,6 +42,7 @@ class Site(NamedTuple):
     align: int
     space: int  # 1 device, 2 constant, 3 threadgroup
     is_store: bool
+    float_bytes: int  # size of one element if they are floats, else 0
     line: int  # of the generated text
     column: int
 
@@ -57,10 +58,18 @@ class _Instrumenter:
     specials: int = 0
 
     def check(
-        self, line: str, pointer: str, space: int, size: int, align: int, is_store: bool, length: str = ""
+        self,
+        line: str,
+        pointer: str,
+        space: int,
+        type_: str,
+        align: int,
+        is_store: bool,
+        length: str = "",
     ) -> None:
         location: Location = self.debug.location(line, self.is_user)
-        site = Site(size, align, space, is_store, location.line, location.column)
+        size = 0 if length else size_of(type_)
+        site = Site(size, align, space, is_store, float_bytes(type_), location.line, location.column)
         number = self.sites.setdefault(site, len(self.sites))
         self.calls += 1
         suffix = debug_suffix(line)
@@ -79,7 +88,7 @@ class _Instrumenter:
             return
         type_ = leading_type(parts[0])
         align = next((int(part.split()[1]) for part in parts if part.startswith("align ")), 1)
-        self.check(line, _ORDERING.sub("", match.group(2)), int(match.group(1)), size_of(type_), align, is_store)
+        self.check(line, _ORDERING.sub("", match.group(2)), int(match.group(1)), type_, align, is_store)
 
     def memory_call(self, line: str, function: str, operands: str) -> None:
         parts = split_operands(operands)
@@ -88,7 +97,7 @@ class _Instrumenter:
             match = re.match(r"ptr addrspace\(([123])\) (?:align (\d+) )?(.*)$", attributes)
             if match:
                 space, align, pointer = match.groups()
-                self.check(line, pointer, int(space), 0, int(align or 1), is_store, length=parts[2])
+                self.check(line, pointer, int(space), "", int(align or 1), is_store, length=parts[2])
 
     def count(self, instruction: str) -> None:
         if match := _FLOP.search(instruction):

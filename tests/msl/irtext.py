@@ -114,6 +114,12 @@ def size_of(type_: str) -> int:
     raise ValueError(f"unknown IR type {type_!r}")
 
 
+def float_bytes(type_: str) -> int:
+    """Size of the elements of a float scalar or vector type, 0 for any other type."""
+    match = re.fullmatch(r"(?:<\d+ x )?(float|half|bfloat)>?", type_)
+    return _SCALAR_BYTES[match.group(1)] if match else 0
+
+
 def leading_type(text: str) -> str:
     """The type at the start of an operand such as `<4 x float> %x`."""
     depth = 0

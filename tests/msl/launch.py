@@ -24,7 +24,7 @@ _LOCK = threading.Lock()  # the runtime keeps its state in globals
 
 
 class _Site(c.Structure):
-    _fields_ = [(name, c.c_uint32) for name in ("size", "align", "space", "is_store", "line", "column")]
+    _fields_ = [(name, c.c_uint32) for name in ("size", "align", "space", "is_store", "float_bytes", "line", "column")]
 
 
 class _Buffer(c.Structure):
@@ -124,12 +124,10 @@ def launch(
             addresses.append(buffer.address + offset)
         state, structures, counts = _run(compiled, buffers, addresses, grid, threadgroup, options)
         report = _report(compiled, state, structures, counts, buffers, grid, threadgroup)
-        if compiled.check:
+        if compiled.check and init_value is None:
             for buffer in buffers:
                 if buffer.argument.kind == "out" and buffer.bytes:
-                    _require_sound(
-                        compiled.kernel.kernel_name, buffer, outputs[buffer.argument.index], init_value is None
-                    )
+                    _require_written(compiled.kernel.kernel_name, buffer, outputs[buffer.argument.index])
         results = [
             buffer.read().view(outputs[buffer.argument.index].dtype).reshape(outputs[buffer.argument.index].shape)
             for buffer in buffers
@@ -255,18 +253,11 @@ def _locate(kernel: Generated, message: bytes) -> str:
     return re.sub(r"\bline (\d+):(\d+)", position, message.decode())
 
 
-def _require_sound(kernel: str, buffer: _GuardedBuffer, output: np.ndarray[Any, Any], must_be_written: bool) -> None:
-    """RunError for elements never written, or that hold the pattern the compiler puts into uninitialised variables."""
-    written = (buffer.state.reshape(-1, buffer.item) & _WRITTEN).all(axis=1)
-    ones = (buffer.read().reshape(-1, buffer.item) == 0xFF).all(axis=1)  # a NaN no arithmetic makes by itself
-    is_float = "float" in buffer.argument.metal_type
-    for wrong, what in (
-        (~written & must_be_written, "never written"),
-        (written & ones & is_float, "computed from an uninitialised variable"),
-    ):
-        if wrong.any():
-            first = tuple(int(i) for i in np.unravel_index(int(wrong.argmax()), output.shape))
-            raise RunError(
-                f"{kernel}: output '{buffer.name}': {np.count_nonzero(wrong)} of {len(wrong)} elements {what} "
-                f"(first: {first})"
-            )
+def _require_written(kernel: str, buffer: _GuardedBuffer, output: np.ndarray[Any, Any]) -> None:
+    missing = ~(buffer.state.reshape(-1, buffer.item) & _WRITTEN).all(axis=1)
+    if missing.any():
+        first = tuple(int(i) for i in np.unravel_index(int(missing.argmax()), output.shape))
+        raise RunError(
+            f"{kernel}: output '{buffer.name}': {np.count_nonzero(missing)} of {len(missing)} elements never written "
+            f"(first: {first})"
+        )

@@ -33,7 +33,9 @@ typedef void (*Entry)(void **arguments, const Context *context);
 
 // One place in the source that accesses GPU memory.
 struct Site {
-  u32 size, align, space, is_store, line, column;
+  u32 size, align, space, is_store;
+  u32 float_bytes;  // size of one element if they are floats, else 0
+  u32 line, column;
 };
 
 // State of one byte of a buffer.

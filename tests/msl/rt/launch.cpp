@@ -78,6 +78,7 @@ void mtl_launch(Launch *launch) {
   allocate_once();
   group.launch = launch;
   group.last_buffer = 0;
+  group.pending.address = nullptr;
   group.arena_top = ARENA_BYTES;
   Cell **cells = (Cell **)calloc(launch->n_buffers + 1, sizeof(Cell *));
   for (u32 i = 0; i < launch->n_buffers; ++i) {

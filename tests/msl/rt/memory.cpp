@@ -19,7 +19,9 @@ static const Variable *variable_at(u64 offset) {
   u64 best = ~0ull;
   for (const Variable &v : group.variables) {
     if (!v.used) continue;
-    u64 distance = offset < v.offset ? v.offset - offset : offset >= v.offset + v.size ? offset - v.offset - v.size + 1 : 0;
+    u64 distance = offset < v.offset             ? v.offset - offset
+                   : offset >= v.offset + v.size ? offset - v.offset - v.size + 1
+                                                 : 0;
     if (distance < best) best = distance, nearest = &v;
   }
   return nearest;
@@ -44,9 +46,10 @@ static void race(const Site &site, const char *name, u64 byte, u32 other, Reader
   char culprit[64] = "several threads";
   if (who == ONE_THREAD)
     snprintf(culprit, sizeof culprit, "thread %u of threadgroup %u", other % MAX_THREADS, threadgroup_of(other));
-  ISSUE(group.current, "line %u:%u: data race on %s memory '%s' at byte %lu: this %s is not ordered with an access by %s",
-        site.line, site.column, site.space == THREADGROUP ? "threadgroup" : "device", name, (unsigned long)byte,
-        verb(site), culprit);
+  ISSUE(group.current,
+        "line %u:%u: data race on %s memory '%s' at byte %lu: this %s is not ordered with an access by %s", site.line,
+        site.column, site.space == THREADGROUP ? "threadgroup" : "device", name, (unsigned long)byte, verb(site),
+        culprit);
 }
 
 static void add_reader(Cell &cell, const Lane *me, Clock now) {
@@ -80,7 +83,8 @@ static void check_race(Cell *cells, u64 count, u32 stride, u32 generation, const
       continue;
     }
     bool mine = cell.readers == NOBODY || (cell.readers == ONE_THREAD && cell.reader == me->id);
-    if (!mine && !ordered(cell.reader, cell.readers, cell.read, me, now)) race(site, name, byte, cell.reader, cell.readers);
+    if (!mine && !ordered(cell.reader, cell.readers, cell.read, me, now))
+      race(site, name, byte, cell.reader, cell.readers);
     cell.writer = me->id + 1;
     cell.written = now;
     cell.readers = NOBODY;
@@ -102,8 +106,8 @@ static void check_threadgroup(const u8 *address, const Site &site, bool races) {
     const Variable *v = variable_at(offset);  // at least one exists, or there would be no pointer
     long byte = (long)offset - (long)v->offset;
     if (outside)
-      fail("line %u:%u: out-of-bounds threadgroup %s: byte %ld of '%s' (%lu bytes)", site.line, site.column,
-           verb(site), byte, v->name, (unsigned long)v->size);
+      fail("line %u:%u: out-of-bounds threadgroup %s: byte %ld of '%s' (%lu bytes)", site.line, site.column, verb(site),
+           byte, v->name, (unsigned long)v->size);
     ISSUE(group.current, "line %u:%u: read of uninitialised threadgroup memory: byte %ld of '%s'", site.line,
           site.column, byte, v->name);
   }
@@ -149,6 +153,7 @@ static void check_device(const u8 *address, const Site &site, bool races) {
     if (!b->is_output) fail("line %u:%u: store to input '%s'", site.line, site.column, b->name);
     b->stored += site.size;
     memset(state, VALID | WRITTEN, site.size);
+    if (site.float_bytes) group.pending = {address, &site, b, group.current};
   } else {
     b->loaded += site.size;
     u8 all = 0xFF, any = 0;
@@ -168,6 +173,22 @@ static void check_device(const u8 *address, const Site &site, bool races) {
     u64 last = (offset + site.size - 1) / b->item_size;
     check_race(group.buffer_cells[b - group.launch->buffers] + element, last - element + 1, 1, 1, site,
                group.current->device_clock, b->name, offset);
+  }
+}
+
+// All ones is what the compiler puts into uninitialised variables: a NaN that arithmetic on anything else never gives.
+void check_pending_store() {
+  PendingStore store = group.pending;
+  group.pending.address = nullptr;
+  if (!store.address) return;
+  for (u32 i = 0; i < store.site->size; i += store.site->float_bytes) {
+    bool ones = true;
+    for (u32 k = 0; k < store.site->float_bytes; ++k) ones &= store.address[i + k] == 0xFF;
+    if (ones)
+      ISSUE(store.lane, "line %u:%u: the value stored to element %lu of '%s' comes from an uninitialised variable",
+            store.site->line, store.site->column,
+            (unsigned long)((u64)(store.address + i - store.buffer->base) / store.buffer->item_size),
+            store.buffer->name);
   }
 }
 
@@ -191,7 +212,7 @@ static void count_step(const Site &site) {
 extern "C" {
 
 // element: size of the scalars it consists of, a power of two
-void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const char *name, u32 is_zeroed) {
+void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const char *name, u32 is_zeroed, u32 site) {
   Variable &v = group.variables[id];
   if (v.used) return group.arena + v.offset;
   if (align < 16) align = 16;
@@ -199,7 +220,7 @@ void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const c
   Launch *launch = group.launch;
   if (group.arena_used > launch->threadgroup_bytes) launch->threadgroup_bytes = (u32)group.arena_used;
   if (group.arena_used > launch->threadgroup_limit)
-    fail("threadgroup memory: '%s' brings the total to %lu bytes; the limit is %u", name,
+    fail("line %u:%u: threadgroup memory: '%s' brings the total to %lu bytes; the limit is %u", POSITION(site), name,
          (unsigned long)group.arena_used, launch->threadgroup_limit);
   u64 offset = (group.arena_top + 127) / 128 * 128 + 64;  // red zones of 64 bytes or more
   group.arena_top = offset + size + 64;
@@ -214,6 +235,7 @@ void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const c
 void mtl_check(const void *address, u32 site) {
   group.launch->site_counts[site]++;
   count_step(group.launch->sites[site]);
+  check_pending_store();
   check_access(address, group.launch->sites[site], true);
 }
 
@@ -228,7 +250,7 @@ void mtl_check_range(const void *address, u64 size, u32 site) {
 // is_load and is_store: an exchange is both. Atomics do not race.
 void mtl_check_atomic(const void *address, u32 size, u32 space, u32 is_load, u32 is_store, u32 site) {
   group.launch->atomics++;
-  Site s = {size, size, space, 0, POSITION(site)};
+  Site s = {size, size, space, 0, 0, POSITION(site)};
   count_step(s);
   if (!group.launch->check) return;
   if (is_load) check_access(address, s, false);

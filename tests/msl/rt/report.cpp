@@ -58,9 +58,9 @@ struct SanitizerSite {
   const char *file;
   u32 line, column;
 };
-#define HANDLER(name, text)                                                              \
+#define HANDLER(name, text)                                                                                \
   extern "C" __attribute__((visibility("default"))) void __ubsan_handle_##name(SanitizerSite *site, ...) { \
-    fail("line %u:%u: %s", site->line, site->column, text);                              \
+    fail("line %u:%u: %s", site->line, site->column, text);                                                \
   }
 HANDLER(out_of_bounds, "index out of bounds of an array")
 HANDLER(shift_out_of_bounds, "shift amount out of range")

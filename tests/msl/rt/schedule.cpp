@@ -43,7 +43,9 @@ static void complete_simd(SimdGroup &s, u32 mask) {
     u32 i = (u32)__builtin_ctz(rest);
     Lane *lane = lane_of(s, i);
     if (lane->uniform != leader->uniform)
-      ISSUE(lane, "line %u:%u: SIMD function called with an argument (delta, mask or lane) that differs between lanes: %d and %d",
+      ISSUE(lane,
+            "line %u:%u: SIMD function called with an argument (delta, mask or lane) that differs between lanes: %d "
+            "and %d",
             POSITION(lane->site), leader->uniform, lane->uniform);
     memcpy(s.exchange.slot[i], lane->value, leader->value_size <= 4 ? 4 : leader->value_size <= 8 ? 8 : 32);
     lane->exchange = &s.exchange;
@@ -142,7 +144,8 @@ static void resolve_divergence() {
     if (!s.at_simd) continue;
     if (u32 others = s.alive & ~s.at_simd) {
       Lane *lane = lowest(s, s.at_simd), *other = lowest(s, others);
-      ISSUE(lane, "divergent SIMD-group function: lane %u at line %u:%u while lane %u waits at the barrier of line %u:%u",
+      ISSUE(lane,
+            "divergent SIMD-group function: lane %u at line %u:%u while lane %u waits at the barrier of line %u:%u",
             lane->lane, POSITION(lane->site), other->lane, POSITION(other->site));
     }
     simd_ready(s);
@@ -237,6 +240,7 @@ static void fiber_main() {
   Lane *me = group.current;
   group.launch->entry(group.launch->arguments, &me->context);
   SimdGroup &s = group.simdgroups[me->simdgroup];
+  check_pending_store();
   me->state = DONE;
   s.alive &= ~(1u << me->lane);
   group.n_alive--;

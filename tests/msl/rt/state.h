@@ -56,6 +56,14 @@ struct Cell {
   Clock read;
 };
 
+// A store that was announced and happens right after; its value can be looked at before anything else runs.
+struct PendingStore {
+  const u8 *address;  // null: none
+  const Site *site;
+  const Buffer *buffer;
+  Lane *lane;
+};
+
 struct Group {
   Launch *launch;
   void *main_stack_pointer;
@@ -72,6 +80,7 @@ struct Group {
   // device memory
   Cell **buffer_cells;
   u32 last_buffer;
+  PendingStore pending;
   u32 warned_site;
   u32 steps;  // memory accesses since the last switch
 };
@@ -84,13 +93,14 @@ void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void schedule();
 void run_threadgroup(u32 x, u32 y, u32 z);
 void reset_threadgroup_memory();
+void check_pending_store();
 extern "C" void mtl_switch(void **from, void *to);
 
 // Undefined behaviour that many GPUs tolerate: an error, or a warning with strict=False.
-#define ISSUE(lane, ...)                   \
-  do {                                     \
-    if (group.launch->strict)              \
-      fail_in(lane, __VA_ARGS__);          \
-    else                                   \
-      warn(__VA_ARGS__);                   \
+#define ISSUE(lane, ...)          \
+  do {                            \
+    if (group.launch->strict)     \
+      fail_in(lane, __VA_ARGS__); \
+    else                          \
+      warn(__VA_ARGS__);          \
   } while (0)

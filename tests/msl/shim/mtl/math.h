@@ -99,7 +99,9 @@ METAL_FUNC float __metal_frexp(float x, int &k) { return __mtl_libm_frexp(x, &k)
 #define __MTL_MATH1(f) \
   __MTL_MATH1F(f) __MTL_INLINE half f(half x) { return (half)__metal_##f((float)x); } __MTL_MAP1(f, half)
 #define __MTL_MATH2(f) \
-  __MTL_MATH2F(f) __MTL_INLINE half f(half x, half y) { return (half)__metal_##f((float)x, (float)y); } __MTL_MAP2(f, half)
+  __MTL_MATH2F(f)                                                                         \
+  __MTL_INLINE half f(half x, half y) { return (half)__metal_##f((float)x, (float)y); } \
+  __MTL_MAP2(f, half)
 #define __MTL_MATH3(f)                                                                                  \
   __MTL_MATH3F(f)                                                                                       \
   __MTL_INLINE half f(half x, half y, half z) { return (half)__metal_##f((float)x, (float)y, (float)z); } \
@@ -119,7 +121,8 @@ __MTL_INLINE half fma(half x, half y, half z) { return (half)(float)((double)x *
 __MTL_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
 __MTL_INLINE half copysign(half x, half y) { return (half)__builtin_copysignf(x, y); }
 __MTL_INLINE float fdim(float x, float y) { return x > y ? x - y : 0.0f; }
-__MTL_MAP3(fma, float) __MTL_MAP3(fma, half) __MTL_MAP2(copysign, float) __MTL_MAP2(copysign, half) __MTL_MAP2(fdim, float)
+__MTL_MAP3(fma, float) __MTL_MAP3(fma, half)
+__MTL_MAP2(copysign, float) __MTL_MAP2(copysign, half) __MTL_MAP2(fdim, float)
 __MTL_INLINE float ldexp(float x, int k) { return __metal_ldexp(x, k); }
 __MTL_INLINE half ldexp(half x, int k) { return (half)__metal_ldexp((float)x, k); }
 __MTL_INLINE float frexp(float x, thread int &k) { return __metal_frexp(x, k); }

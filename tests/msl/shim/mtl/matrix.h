@@ -4,13 +4,17 @@
 #include "simd.h"
 
 namespace __mtl {
-struct place { uint row, column; };
+struct place {
+  uint row, column;
+};
 __MTL_INLINE place place_of(uint lane) {
   uint quad = lane / 4;
   return {(quad & 4) + ((lane / 2) & 3), (quad & 2) * 2 + (lane & 1) * 2};
 }
 
-struct operands { float a[2], b[2], c[2]; };
+struct operands {
+  float a[2], b[2], c[2];
+};
 // The first lane that resumes computes the whole product.
 __attribute__((noinline)) inline void matrix_product(__mtl_exchange *e, unsigned site) {
   float A[8][8], B[8][8], D[8][8];
@@ -33,10 +37,12 @@ __attribute__((noinline)) inline void matrix_product(__mtl_exchange *e, unsigned
 }  // namespace __mtl
 
 namespace metal {
-template <class T, int Columns, int Rows = Columns> struct simdgroup_matrix {
+template <class T, int Columns, int Rows = Columns>
+struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "only 8x8 simdgroup matrices exist");
 };
-template <class T> struct simdgroup_matrix<T, 8, 8> {
+template <class T>
+struct simdgroup_matrix<T, 8, 8> {
   static_assert(is_same_v<T, float> || is_same_v<T, half> || is_same_v<T, bfloat>,
                 "the element of a simdgroup_matrix must be half, bfloat or float");
   vec<T, 2> __elements;
@@ -53,30 +59,31 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <class T, int C, int R = C> __MTL_INLINE simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
+template <class T, int C, int R = C>
+__MTL_INLINE simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
   simdgroup_matrix<T, C, R> m;
   m.__elements = v;
   return m;
 }
 
-#define __MTL_MATRIX_MEMORY(space)                                                                                     \
-  template <class T, int C, int R>                                                                                     \
-  __MTL_INLINE void simdgroup_load(thread simdgroup_matrix<T, C, R> &d, const space T *source, ulong per_row = C,      \
-                                   ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                    \
-    __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                                 \
-    __mtl::enter(0, __mtl::MATRIX_LOAD, 0, __site);                                                                    \
-    source += origin.y * per_row + origin.x;                                                                           \
-    d.__elements[0] = transpose ? source[p.column * per_row + p.row] : source[p.row * per_row + p.column];             \
-    d.__elements[1] = transpose ? source[(p.column + 1) * per_row + p.row] : source[p.row * per_row + p.column + 1];   \
-  }                                                                                                                    \
-  template <class T, int C, int R>                                                                                     \
-  __MTL_INLINE void simdgroup_store(simdgroup_matrix<T, C, R> s, space T *target, ulong per_row = C,                   \
-                                    ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                   \
-    __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                                 \
-    __mtl::enter(0, __mtl::MATRIX_STORE, 0, __site);                                                                   \
-    target += origin.y * per_row + origin.x;                                                                           \
-    target[transpose ? p.column * per_row + p.row : p.row * per_row + p.column] = s.__elements[0];                     \
-    target[transpose ? (p.column + 1) * per_row + p.row : p.row * per_row + p.column + 1] = s.__elements[1];           \
+#define __MTL_MATRIX_MEMORY(space)                                                                                   \
+  template <class T, int C, int R>                                                                                   \
+  __MTL_INLINE void simdgroup_load(thread simdgroup_matrix<T, C, R> &d, const space T *source, ulong per_row = C,    \
+                                   ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                  \
+    __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                               \
+    __mtl::enter(0, __mtl::MATRIX_LOAD, 0, __site);                                                                  \
+    source += origin.y * per_row + origin.x;                                                                         \
+    d.__elements[0] = transpose ? source[p.column * per_row + p.row] : source[p.row * per_row + p.column];           \
+    d.__elements[1] = transpose ? source[(p.column + 1) * per_row + p.row] : source[p.row * per_row + p.column + 1]; \
+  }                                                                                                                  \
+  template <class T, int C, int R>                                                                                   \
+  __MTL_INLINE void simdgroup_store(simdgroup_matrix<T, C, R> s, space T *target, ulong per_row = C,                 \
+                                    ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                 \
+    __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                               \
+    __mtl::enter(0, __mtl::MATRIX_STORE, 0, __site);                                                                 \
+    target += origin.y * per_row + origin.x;                                                                         \
+    target[transpose ? p.column * per_row + p.row : p.row * per_row + p.column] = s.__elements[0];                   \
+    target[transpose ? (p.column + 1) * per_row + p.row : p.row * per_row + p.column + 1] = s.__elements[1];         \
   }
 __MTL_MATRIX_MEMORY(device)
 __MTL_MATRIX_MEMORY(threadgroup)
@@ -85,7 +92,8 @@ __MTL_MATRIX_MEMORY(threadgroup)
 // d = a b + c, accumulated in float over k = 0..7 with fused multiply-adds, rounded to the type of d at the end.
 template <class TD, class TA, class TB, class TC>
 __MTL_INLINE void simdgroup_multiply_accumulate(thread simdgroup_matrix<TD, 8, 8> &d, simdgroup_matrix<TA, 8, 8> a,
-                                                simdgroup_matrix<TB, 8, 8> b, simdgroup_matrix<TC, 8, 8> c, __MTL_SITE) {
+                                                simdgroup_matrix<TB, 8, 8> b, simdgroup_matrix<TC, 8, 8> c,
+                                                __MTL_SITE) {
   __mtl::operands mine = {{(float)a.__elements[0], (float)a.__elements[1]},
                           {(float)b.__elements[0], (float)b.__elements[1]},
                           {(float)c.__elements[0], (float)c.__elements[1]}};

@@ -17,7 +17,7 @@ void mtl_count_matrix_product(void);
 void mtl_simdgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
 void mtl_threadgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
 void *mtl_threadgroup_variable(unsigned id, unsigned long size, unsigned long align, unsigned element, const char *name,
-                               unsigned zeroed);
+                               unsigned zeroed, unsigned site);
 void mtl_check_atomic(const void *p, unsigned size, unsigned space, unsigned is_load, unsigned is_store, unsigned site);
 #undef __MTL_CONVERGENT
 }
@@ -34,7 +34,8 @@ template <class S> struct scalar_of<S __attribute__((ext_vector_type(3)))> : sca
 template <class S> struct scalar_of<S __attribute__((ext_vector_type(4)))> : scalar_of<S> {};
 }  // namespace __mtl
 template <class T>
-__MTL_INLINE threadgroup T &__mtl_threadgroup_variable(unsigned id, const char *name, unsigned zeroed) {
+__MTL_INLINE threadgroup T &__mtl_threadgroup_variable(unsigned id, const char *name, unsigned zeroed, __MTL_SITE) {
   constexpr unsigned element = __mtl::scalar_of<T>::bytes;
-  return *(threadgroup T *)(unsigned long)mtl_threadgroup_variable(id, sizeof(T), alignof(T), element, name, zeroed);
+  void *address = mtl_threadgroup_variable(id, sizeof(T), alignof(T), element, name, zeroed, __site);
+  return *(threadgroup T *)(unsigned long)address;
 }

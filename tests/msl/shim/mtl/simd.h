@@ -39,7 +39,7 @@ template <class T> __MTL_INLINE T get(const __mtl_exchange *e, unsigned lane, un
   return r;
 }
 
-// Reductions combine lanes 1, 2, 4, 8 and 16 apart, in this order, skipping inactive lanes. Whichever lane resumes first
+// Reductions combine lanes 1, 2, 4, 8 and 16 apart, in this order, skipping inactive lanes. The lane that resumes first
 // computes the result for all.
 template <class T, class O> __attribute__((noinline)) void combine(__mtl_exchange *e) {
   T v[32];
@@ -156,8 +156,12 @@ __MTL_INLINE unsigned quad_lane(unsigned lane) { return (mtl_simd_lane() & ~3u) 
   __MTL_INLINE T simd_product(T x, __MTL_SITE) { return __mtl::reduce<T, __mtl::product>(x, __site); }               \
   __MTL_INLINE T simd_min(T x, __MTL_SITE) { return __mtl::reduce<T, __mtl::minimum>(x, __site); }                   \
   __MTL_INLINE T simd_max(T x, __MTL_SITE) { return __mtl::reduce<T, __mtl::maximum>(x, __site); }                   \
-  __MTL_INLINE T simd_prefix_inclusive_sum(T x, __MTL_SITE) { return __mtl::scan<T, __mtl::sum>(x, 0, true, __site); }  \
-  __MTL_INLINE T simd_prefix_exclusive_sum(T x, __MTL_SITE) { return __mtl::scan<T, __mtl::sum>(x, 0, false, __site); } \
+  __MTL_INLINE T simd_prefix_inclusive_sum(T x, __MTL_SITE) {                                                        \
+    return __mtl::scan<T, __mtl::sum>(x, 0, true, __site);                                                           \
+  }                                                                                                                  \
+  __MTL_INLINE T simd_prefix_exclusive_sum(T x, __MTL_SITE) {                                                        \
+    return __mtl::scan<T, __mtl::sum>(x, 0, false, __site);                                                          \
+  }                                                                                                                  \
   __MTL_INLINE T simd_prefix_inclusive_product(T x, __MTL_SITE) {                                                    \
     return __mtl::scan<T, __mtl::product>(x, 1, true, __site);                                                       \
   }                                                                                                                  \
@@ -219,7 +223,8 @@ __MTL_INTERNAL1(simd_sum) __MTL_INTERNAL1(simd_product) __MTL_INTERNAL1(simd_min
 __MTL_INTERNAL1(simd_prefix_inclusive_sum) __MTL_INTERNAL1(simd_prefix_exclusive_sum)
 __MTL_INTERNAL1(simd_prefix_inclusive_product) __MTL_INTERNAL1(simd_prefix_exclusive_product)
 float __metal_simd_xor(float x);  // bitwise on a float: MLX declares it; a kernel that used it would not load
-#define __MTL_INTERNAL2(f) METAL_FUNC ushort __metal_##f(ushort x, ushort k, __MTL_SITE) { return metal::f(x, k, __site); }
+#define __MTL_INTERNAL2(f) \
+  METAL_FUNC ushort __metal_##f(ushort x, ushort k, __MTL_SITE) { return metal::f(x, k, __site); }
 __MTL_INTERNAL2(simd_broadcast) __MTL_INTERNAL2(simd_shuffle) __MTL_INTERNAL2(simd_shuffle_xor)
 __MTL_INTERNAL2(simd_shuffle_up) __MTL_INTERNAL2(simd_shuffle_down)
 __MTL_INTERNAL2(simd_shuffle_rotate_up) __MTL_INTERNAL2(simd_shuffle_rotate_down)
