@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlxlin.backend import mx
+from mlxlin.backend import mx, on_metal
 
-from . import chunkwise, step
+from . import chunkwise, kernels, step
 from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
@@ -25,6 +25,8 @@ class Path:
         tokens: the least and the greatest number of (sub-)tokens it takes, None without limit.
         run: (inputs with one sub-step per token, chunk length) -> (y, S, Z).
         chunked: whether it heeds the chunk length.
+        takes: whether a kernel can run the call, here and now; None for plain operations, which always can. A kernel
+            sees lengths and sub-tokens as they came, plain operations get neutral padding and one sub-step per token.
     """
 
     name: str
@@ -32,18 +34,30 @@ class Path:
     tokens: tuple[int, int | None]
     run: Callable[[Inputs, int], Result]
     chunked: bool = True
+    takes: Callable[[Inputs], bool] | None = None
 
     def serves(self, x: Inputs) -> bool:
         least, most = self.tokens
-        return x.decay in self.decays and least <= x.tokens and (most is None or x.tokens <= most)
+        fits = x.decay in self.decays and least <= x.tokens and (most is None or x.tokens <= most)
+        return fits and (self.takes is None or self.takes(x))
 
 
 def _step(x: Inputs, chunk: int) -> Result:
     return step.run(x)
 
 
+def _scan_kernel(x: Inputs, chunk: int) -> Result:
+    return kernels.scan(x)
+
+
+def _chunk_kernels(x: Inputs, chunk: int) -> Result:
+    return kernels.chunk(x)
+
+
 # Where a few steps cost as much as one chunk of 16 was measured on the CPU; a channel decay makes a chunk dearer.
 PATHS = (
+    Path("chunk kernels", DECAYS, (32, None), _chunk_kernels, chunked=False, takes=kernels.takes_chunk),
+    Path("scan kernel", DECAYS, (1, None), _scan_kernel, chunked=False, takes=kernels.takes_scan),
     Path("step", ("none", "head"), (1, 4), _step, chunked=False),
     Path("step", ("channel",), (1, 8), _step, chunked=False),
     Path("chunkwise", DECAYS, (1, None), chunkwise.run),
@@ -64,10 +78,13 @@ def chunk_length(x: Inputs) -> int:
 
 
 def table() -> list[dict[str, str]]:
-    """The paths as rows to print."""
+    """The paths of this machine as rows to print."""
     rows = []
     for path in PATHS:
+        device = "any" if path.takes is None else "metal"
+        if device == "metal" and not on_metal():
+            continue
         least, most = path.tokens
         tokens = f"{least} or more" if most is None else f"{least} to {most}"
-        rows.append({"path": path.name, "decay": ", ".join(path.decays), "tokens": tokens})
+        rows.append({"path": path.name, "device": device, "decay": ", ".join(path.decays), "tokens": tokens})
     return rows

@@ -67,7 +67,7 @@ def _run(x: Inputs, chunk: int | None) -> Result:
     if x.tokens == 0 or x.batch == 0:
         return mx.zeros((x.batch, x.tokens, *x.v.shape[2:]), x.v.dtype), x.S, x.Z
     n, path = x.substeps, choose(x, chunk)
-    if not path.plain:
+    if path.takes is not None:
         return path.run(x, 0)
     y, S, Z = path.run(one_substep(neutral_padding(x)), chunk or chunk_length(x))
     return (y if n == 1 else y[:, n - 1 :: n]), S, Z
