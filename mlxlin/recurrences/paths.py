@@ -66,7 +66,7 @@ PATHS = (
 
 def choose(x: Inputs, chunk: int | None = None) -> Path:
     """The path of a call; naming a chunk length asks for one that works by chunks."""
-    return next(path for path in PATHS if path.serves(x) and (chunk is None or path.chunked))
+    return next(path for path in PATHS if (chunk is None or path.chunked) and path.serves(x))
 
 
 def chunk_length(x: Inputs) -> int:

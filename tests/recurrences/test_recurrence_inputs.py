@@ -94,7 +94,7 @@ def test_no_state_is_a_zero_state(rule: str) -> None:
 def test_paths_can_be_printed() -> None:
     rows = paths.table()
     assert [row["path"] for row in rows] == [path.name for path in paths.PATHS if path.takes is None]
-    assert all(set(row) == {"path", "decay", "tokens"} for row in rows)
+    assert all(set(row) == {"path", "device", "decay", "tokens"} for row in rows)
 
 
 @pytest.mark.parametrize("rule", RULE_NAMES)
