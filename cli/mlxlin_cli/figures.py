@@ -30,7 +30,7 @@ def render(record: Record, old: Record | None = None) -> str:
             f"Warning: speeds changed by {record.drift:+.0%} from the first to the last repetitions; the machine was "
             "busy or got warm. Values in their order are in the --json record."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def heading(record: Record) -> str:
@@ -105,7 +105,7 @@ def peers(record: Record) -> str:
         for change in compare(ours, theirs):
             what = f"{WORDS[change.key[1]]} {change.key[2]:,}"
             lines.append([what, f"{change.ratio:.2f}x {name}", f"{change.low:.2f} to {change.high:.2f}"])
-        versions = ", ".join(f"{key} {value}" for key, value in about.items() if key in ("mlx-lm", "mlx"))
+        versions = ", ".join(f"{key} {value}" for key, value in about.items() if isinstance(value, str))
         lines.append([f"greedy tokens equal to {name}'s", f"{about['greedy_tokens_in_common']} of 32", versions])
     return "against peers in the same run\n" + table(lines)
 

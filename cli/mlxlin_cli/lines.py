@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,9 @@ from mlxlin_cli.terminal import coloured, interactive, say
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
+
+Read = Callable[[str], str]
+"""Gives the next message as typed, begun with a draft where it can be edited; EOFError at the end."""
 
 PROMPT, MORE = "> ", ". "
 QUOTES = '"""'
@@ -33,29 +36,22 @@ def unwrap(text: str) -> str:
     return text.replace("\\\n", "\n").strip()
 
 
-def messages(history: Path, commands: Sequence[str]) -> Iterator[str]:
-    """Everything a person enters, message by message, until the end of the input.
+def reader(history: Path, commands: Sequence[str]) -> Read:
+    """What reads the person's messages: a line editor on a terminal, else plain lines.
 
     Args:
         history: file of earlier lines, for the arrow keys.
         commands: words to complete, such as "/help".
     """
     on_terminal = sys.stdin.isatty() and interactive(sys.stderr)
-    read = editor(history, commands) if on_terminal else plain_reader()
-    while True:
-        try:
-            text = unwrap(read())
-        except EOFError:
-            return
-        if text:
-            yield text
+    return editor(history, commands) if on_terminal else plain_reader()
 
 
-def plain_reader() -> Callable[[], str]:
+def plain_reader() -> Read:
     """Lines from a pipe, or from a terminal without escape codes; what is no UTF-8 becomes U+FFFD."""
     prompt = sys.stdin.isatty()
 
-    def read() -> str:
+    def read(draft: str) -> str:
         text = ""
         while True:
             if prompt:
@@ -73,7 +69,7 @@ def plain_reader() -> Callable[[], str]:
     return read
 
 
-def editor(history: Path, commands: Sequence[str]) -> Callable[[], str]:
+def editor(history: Path, commands: Sequence[str]) -> Read:
     """A line editor on the terminal: Enter sends, Alt-Enter or an unfinished message begins a new line."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
@@ -105,11 +101,12 @@ def editor(history: Path, commands: Sequence[str]) -> Callable[[], str]:
         output=create_output(stdout=sys.stderr),
     )
 
-    def read() -> str:
+    def read(draft: str) -> str:
         while True:
             try:
-                return session.prompt(PROMPT)
+                return session.prompt(PROMPT, default=draft)
             except KeyboardInterrupt:
+                draft = ""
                 say("(Ctrl-D or /quit leaves)", dim=True)
 
     return read

@@ -126,7 +126,9 @@ class MlxLm:
 
         from mlx_lm import load  # type: ignore[import-not-found]
 
-        self._model, _ = load(folder)
+        # it knows a text-only checkpoint under the name of the multimodal one around it
+        kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["model_type"]
+        self._model, _ = load(folder, model_config={"model_type": str(kind).removesuffix("_text")})
         self._model.set_dtype(getattr(mx, dtype))
         mx.eval(self._model.parameters())
         self.about = {name: importlib.metadata.version(name) for name in ("mlx-lm", "mlx")} | {"fast_blas": fast_blas}
@@ -143,7 +145,7 @@ class MlxLm:
         logits = self._read(prompt, cache)
         read = time.perf_counter() - start
         keys_values = [layer for layer in cache if isinstance(layer, KVCache)]
-        kv_bytes = sum(2 * layer.state[0].nbytes for layer in keys_values)
+        kv_bytes = sum(2 * layer.keys.nbytes // layer.keys.shape[2] * layer.offset for layer in keys_values)
         state_bytes = sum(layer.nbytes for layer in cache if not isinstance(layer, KVCache))
         tokens, times = [int(mx.argmax(logits))], []
         for token, _ in generate_step(mx.array(tokens), self._model, max_tokens=count, prompt_cache=cache):

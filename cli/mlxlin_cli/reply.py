@@ -81,16 +81,12 @@ class Printer:
 
 
 def stats_line(stats: Stats) -> str:
-    """One line: tokens, speeds, what was reused, the size of the state."""
-    read = stats.prompt_tokens - stats.reused_tokens
-    parts = [f"{stats.prompt_tokens:,} prompt tokens"]
-    if stats.reused_tokens:
-        parts.append(f"{stats.reused_tokens:,} reused")
-    if read:
-        parts.append(f"{read:,} read" + (f" at {number(stats.prefill_tps)}/s" if stats.prefill_tps else ""))
-    parts.append(f"{stats.generated_tokens:,} new" + (f" at {number(stats.decode_tps)}/s" if stats.decode_tps else ""))
-    parts.append(f"state {size(stats.state_bytes)}")
-    return " · ".join(parts)
+    """One line: what was reused and why not more, tokens and speeds, the size of the state."""
+    parts = [f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,} ({stats.reuse})"] if stats.reuse else []
+    read = ("read", stats.prompt_tokens - stats.reused_tokens, stats.prefill_tps)
+    for verb, tokens, speed in (read, ("wrote", stats.generated_tokens, stats.decode_tps)):
+        parts.append(f"{verb} {tokens:,}" + (f" at {number(speed)}/s" if speed else ""))
+    return " · ".join([*parts, f"state {size(stats.state_bytes)}"])
 
 
 @contextmanager

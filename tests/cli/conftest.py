@@ -24,6 +24,7 @@ class FakeStats:
     reused_tokens: int
     generated_tokens: int
     finish_reason: str
+    reuse: str = ""
     prefill_seconds: float = 0.5
     decode_seconds: float = 1.0
     prefill_tps: float = 1234.0
@@ -85,6 +86,11 @@ class FakeModel:
     dtype: str = "float32"
     vocab_size: int = 100
 
+    fingerprint: str = "f" * 64
+
+    def fresh(self) -> None:
+        return None
+
     def state_nbytes(self, context: int) -> int:
         return 1_000_000 + 100 * context
 
@@ -111,19 +117,48 @@ class Fakes:
 
     def stream(self, model: FakeModel, tokenizer: FakeTokenizer, prompt: Any, **options: Any) -> Iterator[FakePiece]:
         self.streams.append((prompt, options))
-        words = self.say(prompt)[: options["max_tokens"]]
         length = len(tokenizer.encode(prompt) if options.get("raw") else tokenizer.chat(prompt))
-        for done in range(0, length + 1, max(1, length)):
-            if options["progress"]:
-                options["progress"](done, length)
-        likely = (
-            {} if options.get("logprobs") is None else {"logprob": -0.5, "top": ((7, -0.5),)[: options["logprobs"]]}
-        )
+        if options["progress"]:
+            options["progress"](length, length)
+        words = self.say(prompt)[: options["max_tokens"]]
+        likely = {}
+        if options.get("logprobs") is not None:
+            likely = {"logprob": -0.5, "top": ((7, -0.5),)[: options["logprobs"]]}
         pieces = [FakePiece(word, number, **likely) for number, word in enumerate(words)]
         pieces.append(FakePiece("", None, finish_reason="stop", stats=FakeStats(length, 0, len(words), "stop")))
         for number, piece in enumerate(pieces):
             self.before_piece(number)
             yield piece
+
+    def conversation(self) -> type:
+        """A conversation that replies with `stream`, and does the rest as the real one."""
+        from mlxlin.conversation import Conversation
+
+        fakes = self
+
+        class FakeConversation(Conversation):
+            def ask(self, text: str, **options: Any) -> Iterator[Any]:
+                messages = [*self.messages, {"role": "user", "content": text}]
+                splitter = self.tokenizer.thought_splitter(messages, think=options["think"])
+                said: list[tuple[bool, str]] = []
+                try:
+                    for piece in fakes.stream(self.model, self.tokenizer, messages, **options):
+                        said += splitter.add(piece.text) if splitter else [(False, piece.text)]
+                        yield piece
+                finally:
+                    thought, answer = (
+                        "".join(t for is_thought, t in said if is_thought is kind) for kind in (True, False)
+                    )
+                    if said:
+                        message = {"role": "assistant", "content": answer}
+                        self.turns += [messages[-1], message | ({"reasoning_content": thought} if thought else {})]
+
+            def fork(self) -> Any:
+                twin = FakeConversation(self.model, self.tokenizer, system=self.system, timeline=self.timeline)
+                twin.turns = list(self.turns)
+                return twin
+
+        return FakeConversation
 
 
 @pytest.fixture
@@ -137,6 +172,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fakes:
         "describe_backend": lambda: backend,
     }.items():
         monkeypatch.setitem(mlxlin.__dict__, name, value)
+    monkeypatch.setattr("mlxlin.conversation.Conversation", found.conversation())
     monkeypatch.setenv("MLXLIN_HOME", str(tmp_path / "home"))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -36,7 +37,7 @@ def test_every_turn_reads_what_was_said_before(cli, fakes) -> None:
 
 def test_the_cost_of_every_reply_is_told(cli, fakes) -> None:
     line = cli("chat", input="hi\n").err
-    assert line == "2 prompt tokens · 2 read at 1,234/s · 3 new at 56.7/s · state 1 MB\n"
+    assert line == "read 2 at 1,234/s · wrote 3 at 56.7/s · state 1 MB\n"
 
 
 def test_empty_input_is_no_message(cli, fakes) -> None:
@@ -69,7 +70,7 @@ def test_quit_leaves_and_the_rest_is_not_read(cli, fakes) -> None:
 
 def test_help_lists_what_exists(cli, fakes) -> None:
     listed = [line.split()[0] for line in cli("chat", input="/help\n").err.splitlines()]
-    from mlxlin_cli.chat import COMMANDS
+    from mlxlin_cli.commands import COMMANDS
 
     assert listed == [f"/{name}" for name in COMMANDS]
 
@@ -101,7 +102,21 @@ def test_set_changes_the_next_replies(cli, fakes) -> None:
     assert "temp              0.3" in result.err and "top-p             0.9" in result.err
 
 
-@pytest.mark.parametrize("line", ["/set temp warm", "/set colour 1", "/set top-p 7", "/nothing", "/retry"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/set temp warm",
+        "/set colour 1",
+        "/set top-p 7",
+        "/nothing",
+        "/retry",
+        "/edit 1 x",
+        "/fork",
+        "/save",
+        "/load",
+        "/load x",
+    ],
+)
 def test_a_wrong_command_in_a_pipe_ends_it_with_two_lines(cli, fakes, line: str) -> None:
     result = cli("chat", input=f"{line}\nhi\n")
     assert result.code == 1 and len(result.err.splitlines()) in (1, 2) and result.err.startswith("Error: ")
@@ -126,14 +141,14 @@ def test_an_interrupted_reply_stays_as_far_as_it_came(cli, fakes) -> None:
 
 
 def test_an_interruption_while_reading_forgets_the_message(cli, fakes) -> None:
-    plain = fakes.tokenizer.thought_splitter
+    plain = fakes.tokenizer.chat
 
-    def interrupt(*args, **options):
-        if not fakes.streams:
+    def interrupt(messages, **options):
+        if len(fakes.streams) == 1 and messages[-1]["content"] == "one":
             os.kill(os.getpid(), signal.SIGINT)
-        return plain(*args, **options)
+        return plain(messages, **options)
 
-    fakes.tokenizer.thought_splitter = interrupt
+    fakes.tokenizer.chat = interrupt
     result = cli("chat", input="one\ntwo\n")
     assert result.err.splitlines()[0] == "Stopped after 0 tokens."
     assert contents(fakes.streams[-1]) == [(USER, "two")]
@@ -168,3 +183,45 @@ def test_a_history_that_cannot_be_written_is_told_and_kept_in_memory(tmp_path, c
     history = lines.open_history(tmp_path / "state" / "chat-history")
     history.store_string("x")
     assert "history is not kept" in capsys.readouterr().err
+
+
+def test_edit_goes_on_from_an_earlier_message(cli, fakes) -> None:
+    cli("chat", input="one\ntwo\nthree\n/edit 2 zwei\n/edit drei\n")
+    assert [content for _, content in contents(fakes.streams[3]) if content != "Hello world."] == ["one", "zwei"]
+    assert [content for _, content in contents(fakes.streams[4]) if content != "Hello world."] == ["one", "drei"]
+
+
+def test_a_fork_is_a_place_to_return_to(cli, fakes) -> None:
+    cli("chat", input="one\n/fork here\ntwo\n/load here\nthree\n/load here\nfour\n")
+    for call, last in ((2, "three"), (3, "four")):
+        assert [content for _, content in contents(fakes.streams[call]) if content != "Hello world."] == ["one", last]
+
+
+def test_a_session_goes_on_where_it_was(cli, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXLIN_HOME", str(tmp_path))
+    first = cli(
+        "chat", "-n", "3", "--session", "trip", "--system", "Be brief.", input="What is the capital of France?\n"
+    )
+    assert first.code == 0 and first.err.endswith("Saved as 'trip'.\n")
+    again = cli("chat", "-n", "3", "--session", "trip", input="And of Italy?\n")
+    assert "everything read so far" in again.err.splitlines()[0]
+    assert "trip" in cli("sessions").out
+    shown = cli("sessions", "show", "trip").out
+    assert shown.startswith("system: Be brief.\nuser: What is the capital of France?\nassistant: ")
+    assert "user: And of Italy?" in shown
+    refused = cli("chat", "--session", "trip", "-q", "8", input="hi\n")
+    assert refused.code == 1 and "another model or quantisation" in refused.err and len(refused.err.splitlines()) == 2
+    assert cli("chat", "--session", "trip", "--from-text", "-q", "8", "-n", "3", input="hi\n").code == 0
+    assert cli("sessions", "rm", "trip").code == 2
+    assert cli("sessions", "rm", "trip", "--yes").code == 0 and "No conversation" in cli("sessions").err
+    assert cli("sessions", "show", "trip").code == 1
+
+
+def test_undo_and_retry_read_next_to_nothing_again(cli, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXLIN_HOME", str(tmp_path))
+    result = cli(
+        "chat", "-n", "3", "--temp", "0", input="What is a cat?\nWhat is a dog?\n/retry\n/undo\nWhat is a cow?\n"
+    )
+    lines = result.err.splitlines()
+    assert re.match(r"reused (\d+) of \d+ \(checkpoint .*\) · read [1-3] ", lines[2])
+    assert re.match(r"reused [1-9]\d* of \d+ \(checkpoint before turn 2; you changed turn 2\)", lines[4])
