@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Sequence
 
 from mlxlin.backend import mx
-from mlxlin.errors import InputError
+from mlxlin.errors import InputError, SessionError
 
 _SMALLEST_GROWTH = 256  # rows; above four times this the buffers grow by a quarter
 
@@ -75,7 +75,7 @@ class KeysValues:
         """The rows of `arrays` ([B, H, S, D] each, one S), in storage of their own."""
         lengths = {array.shape[2] for array in arrays.values()}
         if len(lengths) != 1:
-            raise InputError(f"Keys and values of one layer have different lengths {sorted(lengths)}.")
+            raise SessionError(f"Keys and values of one layer have different lengths {sorted(lengths)}.")
         # A buffer is written in place, so it must not be the caller's array object.
         buffers = [mx.array(array) for array in arrays.values()]
         return cls(Storage(tuple(arrays), buffers, lengths.pop()), buffers[0].shape[2])

@@ -139,7 +139,7 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
         if copy not in used:
             plan.dropped.append(_repeated(copy, original, source))
             used.add(copy)
-    _refuse_leftovers(missing, sorted(set(names.values()) - used))
+    _refuse_leftovers(list(dict.fromkeys(missing)), sorted(set(names.values()) - used))
     return plan
 
 
