@@ -128,7 +128,7 @@ class Chat:
     def open_session(self, name: str, from_text: bool) -> None:
         """Go on with the session of that name where there is one; it is saved on leaving."""
         if self.store.exists(name):
-            self.conversation.restore(*self.store.load(name), from_tokens=from_text)
+            self.conversation.restore(*self.store.load(name), from_text=from_text)
         self.session = name
 
     def save(self, name: str) -> None:

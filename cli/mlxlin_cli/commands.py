@@ -96,7 +96,7 @@ def load(chat: Chat, text: str) -> None:
     if name in chat.forks:
         chat.conversation = chat.forks[name].fork()
     else:
-        chat.conversation.restore(*chat.store.load(name), from_tokens=bool(match[2]))
+        chat.conversation.restore(*chat.store.load(name), from_text=bool(match[2]))
         chat.session = name
     say(f"Went to '{name}': {len(chat.conversation.turns) // 2} turns.")
 

@@ -22,6 +22,7 @@ EPILOG = """\b
 Examples:
   mlxlin convert Qwen/Qwen3.5-4B -q 4
   mlxlin convert Qwen/Qwen3.5-4B --recipe mixed-4-6 --dry-run
+  mlxlin convert Qwen/Qwen3.5-4B --target-kl 0.05 --check
   mlxlin convert ./checkpoint ./out --dtype bfloat16
 
 \b
@@ -40,14 +41,30 @@ quantised. Without -q or --recipe the numbers stay as they are.
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of what is not quantised; the checkpoint's own by default.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become of every tensor.")
+@click.option("--check", is_flag=True, help="Compare the result with the source: divergence, equal choices.")
+@click.option("--target-kl", type=float, metavar="NATS", help="Take the fewest bits within this divergence.")
 @debug_option
-def command(source: str, out: Path | None, dry_run: bool, dtype: str | None, **options: Any) -> None:
+def command(
+    source: str,
+    out: Path | None,
+    dry_run: bool,
+    check: bool,
+    target_kl: float | None,
+    dtype: str | None,
+    **options: Any,
+) -> None:
     """Convert SOURCE (hub id, alias, folder or weight file) to the folder OUT.
 
     OUT appears whole or not at all. Without OUT the folder is named after the source, here.
     """
     from mlxlin.backend import mx
 
+    if check and dry_run:
+        raise click.UsageError("--check needs something written, so it does not go with --dry-run.")
+    if target_kl is not None:
+        if options["bits"] or options["recipe"] or options["group_size"]:
+            raise click.UsageError("--target-kl chooses the bits itself; leave -q, --recipe and --group-size out.")
+        options["bits"] = bits_within(source, target_kl, options["revision"])
     if out is None and not dry_run:
         out = Path(default_name(source, options["bits"], options["recipe"]))
     with progress(f"Converting {source}", in_bytes=True) as report:
@@ -67,6 +84,33 @@ def command(source: str, out: Path | None, dry_run: bool, dtype: str | None, **o
     write(summary(done) + "\n")
     if done.out is not None:
         folders.remember(done.out)
+    if check and done.out is not None:
+        write(f"\n{compared(source, done.out, options['revision'])}\n")
+
+
+def bits_within(source: str, target_kl: float, revision: str | None) -> int:
+    """The fewest bits that stay within the target; says what was tried."""
+    from mlxlin.check import choose_bits
+
+    with progress("Writing with the source") as report:
+        bits, tried = choose_bits(source, target_kl, revision=revision, progress=report)
+    rows = [[f"{count} bits", f"{d.kl:.4f}", f"{d.agreement:.1%}"] for count, d in tried]
+    write(table([["tried", "divergence, nats", "same choice"], *rows], right=(1, 2)) + "\n\n")
+    return bits
+
+
+def compared(source: str, out: Path, revision: str | None) -> str:
+    """The result against its source, in words."""
+    from mlxlin.check import check_conversion
+
+    with progress("Comparing with the source") as report:
+        found = check_conversion(source, out, revision=revision, progress=report)
+    before, after = found.perplexities
+    return (
+        f"against the source, on {found.places} places of its own text: divergence {found.kl:.4f} nats (worst "
+        f"{found.worst_kl:.3f}), the same token likeliest at {found.agreement:.1%}, "
+        f"perplexity {before:.2f} -> {after:.2f}"
+    )
 
 
 def default_name(source: str, bits: int | None, recipe: str | None) -> str:
