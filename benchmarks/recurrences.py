@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def prefill(rule: str, T: int, H: int, size: int, repeats: int) -> dict[int, flo
     best = dict.fromkeys(CHUNKS, float("inf"))
     for repeat in range(repeats + 1):
         for chunk in CHUNKS:
-            taken = seconds(lambda chunk=chunk: run(name, q, k, v, **rest, chunk=chunk))
+            taken = seconds(partial(run, name, q, k, v, **rest, chunk=chunk))
             if repeat:  # the first round warms up
                 best[chunk] = min(best[chunk], taken)
     return {chunk: T / taken for chunk, taken in best.items()}

@@ -9,8 +9,8 @@ In a chunk of C tokens each rule writes U [C, V] along the keys and reads the re
     low rank    U = [T (A_k V + A' S^T); V]        T = (I - A_b)^-1,  K'' = [B''; K''],  P = [P_b, P_k]
 
 ' is decayed from the start of the chunk, '' to its end, and A, P are products of rows with earlier keys, decayed in
-between (`decay`). Whatever does not involve S is computed for up to 16 chunks at once; only the three or four products
-above are sequential, so the graph has O(T / C) nodes and memory is flat in T.
+between (`decay`). Whatever does not involve S is computed for all chunks of 512 tokens at once; only the three to five
+products above are sequential, so the graph has O(T / C) nodes and memory is flat in T.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .inverse import unit_lower_inverse
 from .reference import NORMALIZER_EPS
 from .rules import Inputs
 
-CHUNKS_AT_ONCE = 16
+TOKENS_AT_ONCE = 512  # what fits the processor's caches; more is slower, and costs memory
 SHORTEST_CHUNK = 16
-LAZY_PIECES = 2  # a longer call is evaluated as it goes: its graph would keep every piece's intermediates alive
+LAZY_TOKENS = 1024  # a longer call is evaluated as it goes: its graph would keep every piece's intermediates alive
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
     B, HV, V, K = x.S.shape
     S = x.S.reshape(1, B, x.heads, HV // x.heads, V, K)
     Z = None if x.Z is None else x.Z.reshape(B, x.heads, HV // x.heads, 1, K)
-    pieces = list(cut(x.tokens, chunk))
     outputs = []
-    for start, stop, C in pieces:
+    for start, stop, C in cut(x.tokens, chunk):
         chunks = slice_chunks(x, start, stop, C)
         plan = PLANS[x.rule.write](chunks)
         y, S = scan_chunks(plan, chunks.decay, S)
@@ -71,17 +70,17 @@ def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
             y, Z = normalized(y, chunks, plan, Z)
         y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, HV, V)[:, : stop - start]
         outputs.append(y.astype(x.v.dtype))
-        if len(pieces) > LAZY_PIECES:
+        if x.tokens > LAZY_TOKENS:
             mx.eval(outputs[-1], S) if Z is None else mx.eval(outputs[-1], S, Z)
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
     return y, S.reshape(x.S.shape), None if Z is None else Z.reshape(B, HV, K)
 
 
 def cut(tokens: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-    """(start, stop, chunk length) of the pieces of a call: up to 16 full chunks each, then one shorter chunk."""
+    """(start, stop, chunk length) of the pieces of a call: full chunks, 512 tokens at once, then one shorter chunk."""
     full = tokens - tokens % chunk
-    for start in range(0, full, CHUNKS_AT_ONCE * chunk):
-        yield start, min(start + CHUNKS_AT_ONCE * chunk, full), chunk
+    for start in range(0, full, TOKENS_AT_ONCE):
+        yield start, min(start + TOKENS_AT_ONCE, full), chunk
     if full < tokens:
         C = SHORTEST_CHUNK
         while C < tokens - full:

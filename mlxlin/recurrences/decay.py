@@ -9,6 +9,7 @@ Arrays are laid out [N, B, H, R, C, *]: chunks, batch, key heads, value heads pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -23,6 +24,11 @@ BLOCK = 16
 TILE = 8
 # exp(-128) is 0 in float32, so this floor changes no value; it keeps -inf * 0 out of the products with 0/1 matrices.
 LOWEST = -128.0
+
+
+def exp(x: mx.array) -> mx.array:
+    """e^x. MLX's CPU exponential is scalar code; its power is 2.5 times as fast and as exact."""
+    return mx.power(math.e, x) if mx.default_device() == mx.Device(mx.cpu) else mx.exp(x)
 
 
 class Reads(Enum):
@@ -115,14 +121,14 @@ class ChannelDecay:
         """g: [N, B, H, R, C, K], natural log; C a power of two >= 16."""
         g = mx.maximum(g, LOWEST)
         self._shape = g.shape[:-1]
-        self._w = mx.exp(g)
+        self._w = exp(g)
         blocks = self._w.reshape(*g.shape[:-2], -1, TILE, g.shape[-1])
         self._since = mx.cumprod(blocks, axis=-2)  # over the tokens of the block up to t
         self._until = mx.cumprod(blocks, axis=-2, reverse=True, inclusive=False)  # over those after j
         self._sums = g.reshape(blocks.shape).sum(axis=-2)
-        self._start = _spread(self._since, mx.exp(mx.cumsum(self._sums, axis=-2, inclusive=False)))
-        self._end = _spread(self._until, mx.exp(mx.cumsum(self._sums, axis=-2, reverse=True, inclusive=False)))
-        self._whole = mx.exp(self._sums.sum(axis=-2, keepdims=True))
+        self._start = _spread(self._since, exp(mx.cumsum(self._sums, axis=-2, inclusive=False)))
+        self._end = _spread(self._until, exp(mx.cumsum(self._sums, axis=-2, reverse=True, inclusive=False)))
+        self._whole = exp(self._sums.sum(axis=-2, keepdims=True))
 
     def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
         tiles = [[self._own(x, reads, c) for c in columns] for x, reads in rows]
@@ -161,8 +167,10 @@ class ChannelDecay:
     def _border(self, half: int) -> tuple[mx.array, mx.array]:
         """Factors [.., C / (2 half), half, K]: from the border to each right token, from each left token to it."""
         if half < TILE:
-            left, right = _halves(self._w, half)
-            return mx.cumprod(right, axis=-2), mx.cumprod(left, axis=-2, reverse=True, inclusive=False)
+            # over all tokens rather than the half that is used: contiguous, so it is the cheaper of the two
+            runs = self._w.reshape(*self._w.shape[:-2], -1, 2, half, self._w.shape[-1])
+            since, until = mx.cumprod(runs, axis=-2), mx.cumprod(runs, axis=-2, reverse=True, inclusive=False)
+            return since[..., 1, :, :], until[..., 0, :, :]
         left, right = _halves(self._sums, half // TILE)
         shape = (*left.shape[:-2], half // TILE, TILE, left.shape[-1])
         until = self._until.reshape(*shape[:-4], -1, 2, *shape[-3:])[..., 0, :, :, :]
@@ -170,8 +178,8 @@ class ChannelDecay:
         if half == TILE:
             return since[..., 0, :, :], until[..., 0, :, :]
         return (
-            _spread(since, mx.exp(mx.cumsum(right, axis=-2, inclusive=False))),
-            _spread(until, mx.exp(mx.cumsum(left, axis=-2, reverse=True, inclusive=False))),
+            _spread(since, exp(mx.cumsum(right, axis=-2, inclusive=False))),
+            _spread(until, exp(mx.cumsum(left, axis=-2, reverse=True, inclusive=False))),
         )
 
 
@@ -213,7 +221,7 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     C = g.shape[-1]
     blocks = mx.maximum(g, LOWEST).reshape(*g.shape[:-1], C // BLOCK, BLOCK)
     matrix, bias = _segment_sums(BLOCK)
-    within = mx.exp((blocks @ matrix + bias).reshape(*blocks.shape, BLOCK + 1))
+    within = exp((blocks @ matrix + bias).reshape(*blocks.shape, BLOCK + 1))
     mask, since = within[..., 1:], within[..., 0]
     until = mask[..., -1, :]
     if C == BLOCK:
@@ -222,7 +230,7 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     count = C // BLOCK
     matrix, bias = _segment_sums(count)
     sums = (blocks.sum(axis=-1) @ matrix + bias).reshape(*blocks.shape[:-1], count + 1)
-    between = mx.exp(sums)  # over blocks (j, i], first column over [0, i]
+    between = exp(sums)  # over blocks (j, i], first column over [0, i]
     before = delayed(between[..., 0], -1)
     after = between[..., -1, 1:]
     # blocks strictly between j and i: those after j up to i - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mlxlin.backend import mx
 
+from .decay import exp
 from .reference import NORMALIZER_EPS
 from .rules import Inputs
 
@@ -35,7 +36,7 @@ def step(x: Inputs, t: int, S: mx.array, Z: mx.array | None) -> tuple[mx.array, 
     q, k, u = column(x.q), column(x.k), column(x.v)
     old = S.reshape(shared)
     if x.g is not None:
-        w = mx.exp(x.g[:, t])
+        w = exp(x.g[:, t])
         S = S * (w[..., None, None] if w.ndim == 2 else w[..., None, :])
     S = S.reshape(shared)
     if x.beta is not None:

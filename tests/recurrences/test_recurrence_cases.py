@@ -132,7 +132,7 @@ def test_b55_a_long_prompt_is_evaluated_as_it_goes(rule: str) -> None:
     before = mx.get_active_memory()
     y, S = problem.run(chunk=C)
     mx.eval(y, S)
-    piece = chunkwise.CHUNKS_AT_ONCE * C
+    piece = chunkwise.TOKENS_AT_ONCE
     a_row = 4 * 16 * 4  # bytes of q, k, v and y of one token
     assert mx.get_peak_memory() - before < 2 * y.nbytes + 30 * a_row * piece
 

@@ -47,7 +47,7 @@ def test_memory_is_flat_in_the_number_of_tokens(rule: str) -> None:
         mx.eval(y, S)
         return int(mx.get_peak_memory()) - before - 2 * y.nbytes - S.nbytes  # outputs: the pieces and their join
 
-    piece = chunkwise.CHUNKS_AT_ONCE * C
+    piece = chunkwise.TOKENS_AT_ONCE
     assert extra(16 * piece) < 1.2 * extra(4 * piece)
 
 
@@ -99,4 +99,4 @@ def test_pieces_cover_every_token_once() -> None:
         assert [start for start, _, _ in pieces] == [0] + [stop for _, stop, _ in pieces[:-1]]
         assert pieces[-1][1] == tokens
         for start, stop, length in pieces:
-            assert length in (16, 32, 64) and stop - start <= chunkwise.CHUNKS_AT_ONCE * length
+            assert length in (16, 32, 64) and stop - start <= chunkwise.TOKENS_AT_ONCE

@@ -93,7 +93,7 @@ def test_no_state_is_a_zero_state(rule: str) -> None:
 
 def test_paths_can_be_printed() -> None:
     rows = paths.table()
-    assert [row["path"] for row in rows] == [path.name for path in paths.PATHS if path.takes is None]
+    assert [row["path"] for row in rows if row["device"] == "any"] == [p.name for p in paths.PATHS if p.takes is None]
     assert all(set(row) == {"path", "device", "decay", "tokens"} for row in rows)
 
 
