@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ Examples:
 """
 
 
+LENGTHS = (512, 2048, 8192)
+
+
 class Lengths(click.ParamType[tuple[int, ...]]):
     """Whole numbers with commas between."""
 
@@ -38,10 +42,12 @@ class Lengths(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is no list of whole numbers such as 512,2048.", param, ctx)
 
 
-@click.command("bench", epilog=EPILOG)
-@click.option("-p", "--prefill", type=Lengths(), default="512,2048", show_default=True, help="Prompt lengths.")
+@click.command("bench", epilog=EPILOG, short_help="Prefill and decode, timed apart.")
+@click.option("-p", "--prefill", type=Lengths(), help="Prompt lengths; by default those of 512,2048,8192 that fit.")
 @click.option("--contexts", type=Lengths(), help="Decode behind this many tokens; the prompt lengths by default.")
-@click.option("-n", "--tokens", type=int, default=64, show_default=True, help="Tokens to generate behind each context.")
+@click.option(
+    "-n", "--tokens", type=int, default=128, show_default=True, help="Tokens to generate behind each context."
+)
 @click.option("-r", "--repetitions", type=int, default=5, show_default=True, help="Counted repetitions of everything.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the record here.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the figures: .png, .svg or .pdf.")
@@ -62,21 +68,26 @@ def command(
     from mlxlin_cli.figures import check_plot, draw, render
     from mlxlin_cli.record import read_record
 
-    plan = Plan(
-        options["prefill"], options["contexts"] or options["prefill"], options["tokens"], options["repetitions"]
-    )
+    lengths = options["prefill"] or LENGTHS
+    plan = Plan(lengths, options["contexts"] or lengths, options["tokens"], options["repetitions"])
     old = read_record(compare) if compare else None
+    for path in (json_path, plot):
+        if path and not path.absolute().parent.is_dir():
+            raise mlxlin.InputError(f"There is no folder {path.absolute().parent}.", "Make it first.")
     if plot:
         check_plot(plot)
     if options["peer"] and options["bits"]:
         raise click.UsageError("--peer reads the checkpoint as it is; leave -q out.")
     loaded = open_model(settings.model, bits=options["bits"], revision=options["revision"])
+    if options["prefill"] is None and options["contexts"] is None:
+        fitting = tuple(n for n in LENGTHS if n + plan.count <= loaded.model.context) or (loaded.model.context // 2,)
+        plan = replace(plan, lengths=fitting, contexts=fitting)
     record = run(loaded, plan, options["peer"])
+    write(render(record, old) + "\n")
     if json_path:
         save(record, json_path)
     if plot:
         draw(record, plot)
-    write(render(record, old) + "\n")
 
 
 def run(loaded: Loaded, plan: Plan, peer: str | None) -> Record:

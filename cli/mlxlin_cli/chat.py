@@ -43,7 +43,7 @@ Examples:
 '''
 
 
-@click.command("chat", epilog=EPILOG)
+@click.command("chat", epilog=EPILOG, short_help="A conversation, never read twice.")
 @click.option("--session", metavar="NAME", help="Go on with a saved conversation, or begin one; saved on leaving.")
 @click.option("--from-text", is_flag=True, help="Read the session's text again: it was saved with another model.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), default=2048, show_default=True, help="Tokens per reply.")

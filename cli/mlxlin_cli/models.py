@@ -33,7 +33,7 @@ class OnDisk:
     remove: Callable[[], None]
 
 
-@click.group("models", epilog=EPILOG, invoke_without_command=True)
+@click.group("models", epilog=EPILOG, invoke_without_command=True, short_help="What is on disk, what would fit.")
 @debug_option
 @click.pass_context
 def command(ctx: click.Context) -> None:
@@ -42,7 +42,7 @@ def command(ctx: click.Context) -> None:
         ctx.invoke(list_command)
 
 
-@command.command("list")
+@command.command("list", short_help="What is on disk.")
 @debug_option
 def list_command() -> None:
     """What is on disk: the shipped model, the hub's cache, converted folders."""
@@ -51,7 +51,7 @@ def list_command() -> None:
     write(table([["model", "kind", "size", "runs"], *rows], right=(2,)) + "\n")
 
 
-@command.command("suggest")
+@command.command("suggest", short_help="What fits into this machine's memory.")
 @debug_option
 def suggest_command() -> None:
     """What fits into this machine's memory, with short names to use after -m."""
@@ -69,7 +69,7 @@ def suggest_command() -> None:
     write(table(rows, right=(2, 4)) + "\n")
 
 
-@command.command("rm")
+@command.command("rm", short_help="Remove one from the disk.")
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @debug_option

@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.group("sessions", epilog=EPILOG, invoke_without_command=True)
+@click.group("sessions", epilog=EPILOG, invoke_without_command=True, short_help="Saved conversations.")
 @debug_option
 @click.pass_context
 def command(ctx: click.Context) -> None:

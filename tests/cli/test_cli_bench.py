@@ -16,7 +16,7 @@ from mlxlin_cli.peer import Worker
 from mlxlin_cli.record import Record, compare, read_record
 
 import mlxlin
-from mlxlin.bench import Row
+from mlxlin.bench import Plan, Row
 
 QUICK = ["bench", "-p", "16,32", "-n", "3", "-r", "2"]
 
@@ -43,6 +43,22 @@ def test_b74_the_record_says_what_the_numbers_depend_on(cli, tmp_path: Path) -> 
     assert all(len(r["seconds"]) == len(r["order"]) == 2 and r["reused_tokens"] == 0 for r in found["rows"])
     for words in ("prefill 16", "decode behind 32", "next turn behind 32", "10 GB/s", "keys and values", "±"):
         assert words in result.out
+
+
+def test_the_default_lengths_are_those_that_fit_the_context(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    def run(loaded: object, plan: Plan, peer: object) -> None:
+        plans.append(plan)
+        raise mlxlin.InputError("enough")
+
+    monkeypatch.setattr("mlxlin_cli.bench.run", run)
+    for context in (300, 2176, 10**6):
+        fakes.model.context = context
+        cli("bench")
+    cli("bench", "-p", "7")
+    assert [plan.lengths for plan in plans] == [(150,), (512, 2048), (512, 2048, 8192), (7,)]
+    assert [plan.contexts for plan in plans] == [plan.lengths for plan in plans]
 
 
 def test_a_record_is_read_back_and_compared(cli, tmp_path: Path) -> None:
@@ -87,6 +103,7 @@ def test_the_figures_are_drawn(cli, tmp_path: Path, name: str) -> None:
 
 
 def test_a_drawing_is_refused_before_anything_is_measured(cli, tmp_path: Path, monkeypatch) -> None:
+    assert "There is no folder" in cli(*QUICK, "--json", str(tmp_path / "missing" / "a.json")).err
     assert "End its name in" in cli(*QUICK, "--plot", str(tmp_path / "a.gif")).err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "mlxlin[plot]" in cli(*QUICK, "--plot", str(tmp_path / "a.png")).err
