@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import recurrences as recurrences
     from .backend import describe_backend as describe_backend
+    from .conversation import Conversation as Conversation
     from .convert import convert_checkpoint as convert_checkpoint
     from .description import describe as describe
     from .errors import CheckpointError as CheckpointError
@@ -30,19 +31,26 @@ if TYPE_CHECKING:
     from .models import Model as Model
     from .sampling import Sampling as Sampling
     from .state import State as State
+    from .store import PrefixStore as PrefixStore
+    from .store import SessionStore as SessionStore
+    from .timeline import Timeline as Timeline
     from .tokenizer import Tokenizer as Tokenizer
 
 _HOME = {
     "CheckpointError": "errors",
+    "Conversation": "conversation",
     "HubError": "errors",
     "InputError": "errors",
     "MlxlinError": "errors",
     "Model": "models",
     "NumericsError": "errors",
+    "PrefixStore": "store",
     "ResourceError": "errors",
     "Sampling": "sampling",
     "SessionError": "errors",
+    "SessionStore": "store",
     "State": "state",
+    "Timeline": "timeline",
     "Tokenizer": "tokenizer",
     "TokenizerError": "errors",
     "UnsupportedError": "errors",

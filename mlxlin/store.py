@@ -1,12 +1,14 @@
 """States on disk: prefixes shared by all conversations of this machine, and conversations saved under a name.
 
 Both are folders of archives (`archive.py`), so every file is whole, checksummed, and replaced only by a whole one. Two
-processes may use them at once: a file that disappears under a reader is a miss, and the later of two writers wins.
+processes may use them at once: a file that disappears under a reader is a miss, and a session belongs to one chat at a
+time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import sys
@@ -17,11 +19,11 @@ from typing import Any
 
 from mlxlin import archive
 from mlxlin.backend import mx
-from mlxlin.errors import MlxlinError, SessionError
+from mlxlin.errors import MlxlinError, ResourceError, SessionError
 from mlxlin.state import State
 
 _SUFFIX = ".safetensors"
-_SMALLEST_PREFIX = 64  # tokens; shorter ones are read faster than found
+_SMALLEST_PREFIX = 64  # tokens; fewer are read faster than found
 DEFAULT_BUDGET = 4 * 2**30  # bytes of prefixes on disk
 
 
@@ -38,7 +40,7 @@ class PrefixStore:
     """States of prompts read earlier, found by the tokens they have read.
 
     Args:
-        fingerprint: what the states depend on: model, quantisation, dtype.
+        fingerprint: what the states depend on, `Model.fingerprint`: weights, quantisation and dtypes.
         folder: where they are kept; `home() / "prefixes"` by default.
         budget: bytes on disk over all models; the files unused for longest go first.
     """
@@ -49,28 +51,37 @@ class PrefixStore:
         self.budget = budget
 
     def find(self, tokens: Sequence[int], longer_than: int, like: State) -> tuple[int, State] | None:
-        """The longest stored prefix of `tokens` with more than `longer_than` tokens, as (length, state)."""
+        """The longest stored prefix of `tokens` that is worth loading for whoever has read `longer_than` of them.
+
+        Returns:
+            Its length and its state.
+        """
         names = {path.name: path for path in _files(self.folder)}
-        lengths = sorted({int(name.split("-")[0]) for name in names})
-        wanted = [length for length in lengths if longer_than < length <= len(tokens)]
+        lengths = sorted({_length(name) for name in names})
+        wanted = [length for length in lengths if longer_than + _SMALLEST_PREFIX <= length <= len(tokens)]
         for name in reversed(list(_names(tokens, wanted))):
             if (path := names.get(name)) is None:
                 continue
             try:
                 arrays, _ = archive.read(path)
                 state = State.from_arrays(arrays, like)
+                if state.positions.tolist() != [_length(name)]:
+                    raise SessionError(f"{name} has read another number of tokens.")
             except SessionError:  # damaged, or gone since we looked: a miss, and not to be tried again
                 with contextlib.suppress(OSError):
                     path.unlink()
                 continue
             with contextlib.suppress(OSError):
                 os.utime(path)
-            return int(name.split("-")[0]), state
+            return _length(name), state
         return None
 
     def put(self, tokens: Sequence[int], state: State) -> None:
-        """Keep the state that has read exactly `tokens`, unless it is short or there. A full disk is not an error."""
-        if len(tokens) < _SMALLEST_PREFIX:
+        """Keep the state that has read exactly `tokens`, unless it is there, small or larger than the whole budget.
+
+        A full disk is not an error.
+        """
+        if len(tokens) < _SMALLEST_PREFIX or state.nbytes > self.budget:
             return
         path = self.folder / next(_names(tokens, [len(tokens)]))
         if path.exists():
@@ -80,6 +91,9 @@ class PrefixStore:
             self._evict()
 
     def _evict(self) -> None:
+        """Keep to the budget. Two processes at it choose the same files; the later one sees all that was written."""
+        for folder in self.root.glob("*"):
+            archive.sweep(folder)
         kept = sorted((stat.st_mtime, stat.st_size, path) for path, stat in _stats(_files(self.root, "*/*")))
         excess = sum(size for _, size, _ in kept) - self.budget
         for _, size, path in kept:
@@ -111,13 +125,23 @@ class SessionStore:
         Raises:
             SessionError: the name is not usable as a file name.
         """
-        if not name or name.startswith(".") or any(c in '/\\:*?"<>|' or not c.isprintable() for c in name):
+        forbidden = any(c in '/\\:*?"<>|' or not c.isprintable() for c in name)
+        if not name or name != name.strip() or name.startswith(".") or forbidden or len(name.encode()) > 200:
             raise SessionError(f"'{name}' is no name for a session.", "Use letters, digits, '-', '_' and spaces.")
         return self.folder / f"{name}{_SUFFIX}"
 
     def exists(self, name: str) -> bool:
         """Whether a session of this name was saved."""
         return self.path(name).is_file()
+
+    def claim(self, name: str) -> Claim:
+        """Have a session for oneself until the claim is released, or its process ends in any way.
+
+        Raises:
+            SessionError: another chat has it.
+            ResourceError: the folder cannot be written.
+        """
+        return Claim(self.path(name).with_name(f".{name}.lock"), name)
 
     def save(self, name: str, arrays: Mapping[str, mx.array], record: Mapping[str, Any]) -> None:
         """Write a session, replacing an older one of that name only when all is on disk."""
@@ -129,20 +153,26 @@ class SessionStore:
         Raises:
             SessionError: there is none of this name, or it is damaged.
         """
-        if not self.exists(name):
-            known = ", ".join(f"'{info.name}'" for info in self.list()) or "none"
-            raise SessionError(f"There is no session '{name}'.", f"Saved sessions: {known}.")
-        return archive.read(self.path(name))
+        return archive.read(self._known(name))
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What was said in a session, and how, without its arrays; also of one whose arrays are damaged.
+
+        Raises:
+            SessionError: there is none of this name, or its record is damaged.
+        """
+        return archive.read_record(self._known(name))
 
     def remove(self, name: str) -> None:
         """Delete a session.
 
         Raises:
-            SessionError: there is none of this name.
+            SessionError: there is none of this name, or a chat has it.
         """
-        if not self.exists(name):
-            raise SessionError(f"There is no session '{name}'.", "See them with: mlxlin sessions")
-        self.path(name).unlink()
+        path = self._known(name)
+        claim = self.claim(name)
+        path.unlink(missing_ok=True)
+        claim.release()
 
     def list(self) -> list[SessionInfo]:
         """All sessions, the latest first."""
@@ -150,6 +180,51 @@ class SessionStore:
             SessionInfo(path.name[: -len(_SUFFIX)], s.st_mtime, s.st_size) for path, s in _stats(_files(self.folder))
         ]
         return sorted(found, key=lambda info: info.saved, reverse=True)
+
+    def _known(self, name: str) -> Path:
+        if not self.exists(name):
+            known = ", ".join(f"'{info.name}'" for info in self.list()) or "none"
+            raise SessionError(f"There is no session '{name}'.", f"Saved sessions: {known}.")
+        return self.path(name)
+
+
+class Claim:
+    """A session taken by this process (see `SessionStore.claim`): a lock the system gives up with the process."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self._handle = -1
+        try:
+            archive.private_folder(path.parent)
+            while self._handle < 0:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_open_at(handle, path):  # else its last owner removed it meanwhile
+                        self._handle = handle
+                finally:
+                    if self._handle < 0:
+                        os.close(handle)
+        except BlockingIOError as error:
+            raise SessionError(
+                f"The session '{name}' is open in another chat.", "End that chat, or take another name."
+            ) from error
+        except OSError as error:
+            raise ResourceError(f"{path.parent} cannot be written: {error.strerror}.") from error
+
+    def release(self) -> None:
+        """Give it up; again is no error."""
+        if self._handle >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _is_open_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _files(folder: Path, pattern: str = "*") -> Iterator[Path]:
@@ -169,3 +244,9 @@ def _names(tokens: Sequence[int], lengths: Sequence[int]) -> Iterator[str]:
         digest.update(b"".join(token.to_bytes(4, "little") for token in tokens[done:length]))
         done = length
         yield f"{length}-{digest.copy().hexdigest()[:32]}{_SUFFIX}"
+
+
+def _length(name: str) -> int:
+    """Tokens of the prefix in the file of this name; 0 for a file that is none."""
+    length = name.split("-")[0]
+    return int(length) if length.isdigit() else 0

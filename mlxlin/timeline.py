@@ -7,47 +7,24 @@ read. Keys and values of attention layers are cut by length; only the fixed-size
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mlxlin.backend import memory_bytes, mx
-from mlxlin.errors import InputError
+from mlxlin.checkpoints import NEAREST_SPACING, Mark, Point, affordable, load_points, nbytes, save_points, spaced
+from mlxlin.errors import InputError, SessionError
 from mlxlin.generate import prefill
 from mlxlin.models import Model
-from mlxlin.state import Checkpoint, State
+from mlxlin.state import State
 
 Progress = Callable[[int, int], None]
-_NEAREST_SPACING = 512  # tokens between the end of a long prompt and the last of its spaced checkpoints
-
-_SAVED_POINTS = 8  # checkpoints that go into a saved conversation, the last ones
+_SAVED_POINTS = 4  # checkpoints that go into a saved conversation, the last ones
 
 
 def default_budget() -> int:
     """Bytes of checkpoints kept in memory: an eighth of the machine's."""
     return memory_bytes() // 8
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A position where something begins that people have a name for, e.g. (120, "turn 3"); worth a checkpoint.
-
-    What ends at a `shared` mark is likely to open other conversations too, and is offered to the store.
-    """
-
-    position: int
-    name: str
-    shared: bool = False
-
-
-@dataclass(frozen=True)
-class Point:
-    """A position that can be returned to. `name` says what begins there; empty for the spaced ones in long prompts."""
-
-    position: int
-    name: str
-    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True)
@@ -78,6 +55,15 @@ class PrefixSource(Protocol):
         """Offer the state that has read exactly `tokens`."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a timeline is. Replaced as a whole, so that an interrupt at any time finds parts that belong together."""
+
+    tokens: list[int]
+    state: State
+    logits: mx.array | None = None
+
+
 class Timeline:
     """The live state of one conversation, the tokens it has read, and its checkpoints.
 
@@ -85,17 +71,34 @@ class Timeline:
         model: what reads the tokens.
         budget: bytes of checkpoints to keep in memory; an eighth of the machine's memory by default.
         store: states of prefixes shared with other conversations.
+
+    Attributes:
+        points: its checkpoints, in the order of their positions.
+        marks: positions that have a name, likewise.
     """
 
     def __init__(self, model: Model, *, budget: int | None = None, store: PrefixSource | None = None) -> None:
         self.model = model
         self.budget = default_budget() if budget is None else budget
         self.store = store
-        self.tokens: list[int] = []
-        self.state: State = model.fresh()
-        self.logits: mx.array | None = None  # behind the last token, [1, 1, vocab]
         self.points: list[Point] = []
         self.marks: list[Mark] = []
+        self._place = _Place([], model.fresh())
+
+    @property
+    def tokens(self) -> list[int]:
+        """Everything read; not to be changed."""
+        return self._place.tokens
+
+    @property
+    def state(self) -> State:
+        """Has read exactly `tokens`."""
+        return self._place.state
+
+    @property
+    def logits(self) -> mx.array | None:
+        """Behind the last token, [1, 1, vocab]; None where they are not at hand."""
+        return self._place.logits
 
     @property
     def position(self) -> int:
@@ -105,13 +108,22 @@ class Timeline:
     @property
     def checkpoint_nbytes(self) -> int:
         """Bytes of all checkpoints together."""
-        return sum(point.checkpoint.nbytes for point in self.points)
+        return nbytes(self.points)
+
+    @staticmethod
+    def held_nbytes(lines: Iterable[Timeline]) -> int:
+        """Bytes that these timelines keep alive together: what they share counts once, room to grow counts too."""
+        arrays: dict[int, int] = {}
+        for line in lines:
+            layers = [layer for point in line.points for layer in point.checkpoint.recurrent if layer]
+            held = [*line.state.leaves(), *(array for layer in layers for array in layer.values())]
+            arrays.update({id(array): array.nbytes for array in held})
+        return sum(arrays.values())
 
     def fork(self) -> Timeline:
         """A second timeline at the same place; shares everything until one of them goes on."""
         twin = Timeline(self.model, budget=self.budget, store=self.store)
-        twin.tokens, twin.state, twin.logits = list(self.tokens), self.state, self.logits
-        twin.points, twin.marks = list(self.points), list(self.marks)
+        twin.points, twin.marks, twin._place = list(self.points), list(self.marks), self._place
         return twin
 
     def advance(self, tokens: Sequence[int], *, marks: Sequence[Mark] = (), progress: Progress | None = None) -> None:
@@ -122,7 +134,7 @@ class Timeline:
         """
         start, end = self.position, self.position + len(tokens)
         here = {mark.position: mark for mark in marks if start <= mark.position <= end}
-        stops = sorted(stop for stop in {*here, *_spaced(start, end), end - 1, end} if start <= stop <= end)
+        stops = sorted(stop for stop in {*here, *spaced(start, end), end - 1, end} if start <= stop <= end)
         for stop in stops:
             self._read(tokens[self.position - start : stop - start], end, progress)
             mark = here.get(stop)
@@ -136,14 +148,14 @@ class Timeline:
     def adopt(self, tokens: Sequence[int], state: State) -> None:
         """Take over `state`, which has read `tokens` behind the timeline's own: what a decode loop has generated."""
         if tokens:
-            self.tokens += tokens
-            self.state, self.logits = state, None
+            self._place = _Place([*self.tokens, *tokens], state)
 
     def keep(self, name: str = "") -> None:
-        """Take a checkpoint here."""
-        if self.position and all(point.position != self.position for point in self.points):
-            self.points.append(Point(self.position, name, self.state.checkpoint()))
-            self._evict()
+        """Take a checkpoint here, or give the one that is here its name."""
+        if self.position and not any(p.position == self.position and (p.name or not name) for p in self.points):
+            others = [point for point in self.points if point.position != self.position]
+            here = Point(self.position, name, self.state.checkpoint())
+            self.points = affordable([*others, here], self.budget, self.position)
 
     def rewind(self, position: int, *, progress: Progress | None = None) -> int:
         """Go back to `position`, reading again what lies between it and the last checkpoint before it.
@@ -189,8 +201,8 @@ class Timeline:
         if found := self._from_store(tokens):
             where = found
         reused = self.position
-        self.marks += [m for m in marks if m.position < reused and m not in self.marks]
-        self.marks.sort(key=lambda mark: mark.position)
+        known = [mark for mark in marks if mark.position < reused and mark not in self.marks]
+        self.marks = sorted([*self.marks, *known], key=lambda mark: mark.position)
         self.advance(tokens[reused:], marks=[m for m in marks if m.position >= reused], progress=progress)
         why = f"{where}; {cause} {changed}" if changed and where else where or f"{cause} {changed}"
         return Reuse(len(tokens), reused, why)
@@ -200,34 +212,27 @@ class Timeline:
         arrays = {f"live.{name}": array for name, array in self.state.arrays().items()}
         if self.logits is not None:
             arrays["logits"] = self.logits
-        kept = self.points[-_SAVED_POINTS:]
-        for index, point in enumerate(kept):
-            arrays[f"points.{index}.positions"] = point.checkpoint.positions
-            for layer, named in enumerate(point.checkpoint.recurrent):
-                arrays.update({f"points.{index}.{layer}.{name}": array for name, array in (named or {}).items()})
-        points = [[point.position, point.name, point.checkpoint.kv_length] for point in kept]
+        saved, points = save_points(self.points[-_SAVED_POINTS:])
         marks = [[mark.position, mark.name, mark.shared] for mark in self.marks]
-        return arrays, {"tokens": self.tokens, "points": points, "marks": marks}
+        return arrays | saved, {"tokens": list(self.tokens), "points": points, "marks": marks}
 
     def restore_snapshot(self, arrays: Mapping[str, mx.array], record: Mapping[str, Any]) -> None:
         """Become what `snapshot` saved; of the same model, which the caller has made sure of.
 
         Raises:
-            SessionError: the arrays do not fit the model.
+            SessionError: the arrays do not fit the model or each other; nothing has changed then.
         """
         live = {name.removeprefix("live."): array for name, array in arrays.items() if name.startswith("live.")}
         state = State.from_arrays(live, self.model.fresh())
-        points = []
-        for index, (position, name, kv_length) in enumerate(record["points"]):
-            recurrent = tuple(
-                {key: arrays[f"points.{index}.{layer}.{key}"] for key in named} if isinstance(named, Mapping) else None
-                for layer, named in enumerate(state.layers)
-            )
-            checkpoint = Checkpoint(recurrent, arrays[f"points.{index}.positions"], kv_length)
-            points.append(Point(position, name, checkpoint))
-        self.state, self.tokens, self.logits = state, list(record["tokens"]), arrays.get("logits")
-        self.points, self.marks = points, [Mark(*mark) for mark in record["marks"]]
-        self._evict()
+        tokens, logits = list(record["tokens"]), arrays.get("logits")
+        if state.positions.tolist() != [len(tokens)] or state.kv_length not in (0, len(tokens)):
+            raise SessionError(f"The saved state has not read the {len(tokens):,} saved tokens.")
+        if logits is not None and logits.shape != (1, 1, self.model.vocab_size):
+            raise SessionError(f"The saved logits are {tuple(logits.shape)}, not for {self.model.vocab_size} tokens.")
+        points = load_points(arrays, record["points"], state)
+        self.points = affordable(points, self.budget, len(tokens))
+        self.marks = [Mark(*mark) for mark in record["marks"]]
+        self._place = _Place(tokens, state, logits)
 
     def _read(self, piece: Sequence[int], end: int, progress: Progress | None) -> None:
         if not piece:
@@ -238,29 +243,26 @@ class Timeline:
             if progress is not None:
                 progress(before + done, end)
 
-        self.logits, self.state = prefill(self.model, piece, self.state, progress=report)
-        self.tokens += piece
+        logits, state = prefill(self.model, piece, self.state, progress=report)
+        self._place = _Place([*self.tokens, *piece], state, logits)
 
     def _restore(self, limit: int) -> None:
         """Go to the last point at or before `limit`; everything behind it is forgotten."""
-        reachable = [point for point in self.points if point.position <= limit]
-        self.points = reachable
-        if reachable:
-            self.state = self.state.restore(reachable[-1].checkpoint)
-            self.tokens = self.tokens[: reachable[-1].position]
-        else:
-            self.state, self.tokens = self.model.fresh(), []
-        self.marks = [mark for mark in self.marks if mark.position <= self.position]
-        self.logits = None
+        points = [point for point in self.points if point.position <= limit]
+        position = points[-1].position if points else 0
+        state = self.state.restore(points[-1].checkpoint) if points else self.model.fresh()
+        # in this order an interrupt leaves fewer checkpoints at worst, never one behind the state
+        self.points, self.marks = points, [mark for mark in self.marks if mark.position <= position]
+        self._place = _Place(self.tokens[:position], state)
 
     def _from_store(self, tokens: Sequence[int]) -> str:
         """Jump ahead to a stored prefix when that spares more reading; says so in words."""
         found = self.store.find(tokens[:-1], self.position, self.model.fresh()) if self.store is not None else None
         if found is None:
             return ""
-        length, self.state = found
-        self.tokens, self.logits = list(tokens[:length]), None
+        length, state = found
         self.points = []  # checkpoints of another line's keys and values
+        self._place = _Place(list(tokens[:length]), state)
         self.keep()
         return "stored earlier on this machine"
 
@@ -275,35 +277,7 @@ class Timeline:
             return "everything read so far"
         point = self.points[-1]
         where = f"checkpoint before {point.name}" if point.name else f"checkpoint at token {point.position:,}"
-        return where if shared - point.position <= _NEAREST_SPACING else f"{where}, the nearest one kept"
-
-    def _evict(self) -> None:
-        """Give up the checkpoints least worth their bytes until the budget holds; the newest one always stays."""
-        while len(self.points) > 1 and self.checkpoint_nbytes > self.budget:
-            worth = [self._worth(index) for index in range(len(self.points) - 1)]
-            del self.points[worth.index(min(worth))]
-
-    def _worth(self, index: int) -> float:
-        """Tokens a checkpoint is expected to spare.
-
-        Losing it costs the way to the one before it, whenever a prompt departs between it and the next one. Departures
-        near the end (undo, retry, a rewritten last turn) are likelier: their distance to the end is taken as uniform in
-        its logarithm. A named point begins a turn, where departures really happen, and counts fourfold.
-        """
-        here = self.points[index].position
-        before = self.points[index - 1].position if index else 0
-        after = self.points[index + 1].position
-        end = self.position + 1
-        chance = math.log((end - here + 1) / (end - after + 1))
-        return (here - before) * chance * (4 if self.points[index].name else 1)
-
-
-def _spaced(start: int, end: int) -> Iterable[int]:
-    """Positions in a long text whose distance to its end halves each time."""
-    distance = (end - start) // 2
-    while distance >= _NEAREST_SPACING:
-        yield end - distance
-        distance //= 2
+        return where if shared - point.position <= NEAREST_SPACING else f"{where}, the nearest one kept"
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
