@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import AttentionSpec, Features, LayerSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from mlxlin.models.values import CONCAT, CONV
-from mlxlin.models.weights import Weight
 
 PREFIXES = ("model.",)
 DROPS = ((r".*rotary\.inv_freq$", "rotary frequencies (computed)"),)

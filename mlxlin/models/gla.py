@@ -5,8 +5,8 @@ from __future__ import annotations
 from mlxlin.models import fla_layout
 from mlxlin.models.config import Config, given, only
 from mlxlin.models.fla_layout import ATTN, MIXER
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LinearSpec, ModelSpec, NormSpec, OutputSpec
-from mlxlin.models.weights import Weight
 
 SERVES = (("gla", None),)
 PREFIXES = fla_layout.PREFIXES

@@ -6,8 +6,8 @@ from mlxlin.errors import UnsupportedError
 from mlxlin.models import fla_layout
 from mlxlin.models.config import Config, given
 from mlxlin.models.fla_layout import ATTN, MIXER
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LinearSpec, ModelSpec, NormSpec, OutputSpec
-from mlxlin.models.weights import Weight
 
 SERVES = (("kda", None),)
 PREFIXES = fla_layout.PREFIXES

@@ -8,8 +8,8 @@ from mlxlin.models import fla_layout
 from mlxlin.models.config import Config, given, only
 from mlxlin.models.fla_layout import ATTN, MIXER
 from mlxlin.models.mixers.features import feature_dim
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import Features, LinearSpec, ModelSpec, NormSpec, OutputSpec
-from mlxlin.models.weights import Weight
 
 SERVES = (("linear_attn", None),)
 PREFIXES = fla_layout.PREFIXES

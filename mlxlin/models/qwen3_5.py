@@ -8,20 +8,18 @@ from __future__ import annotations
 from mlxlin.models import qwen_layout
 from mlxlin.models.config import Config, need
 from mlxlin.models.spec import MlpSpec, ModelSpec
-from mlxlin.models.weights import Weight
 
 SERVES = (("qwen3_5", None), ("qwen3_5_text", None))
 PREFIXES = qwen_layout.PREFIXES
 DROPS = qwen_layout.DROPS
 
-_LINEAR = "layers.{i}.linear_attn."
 WEIGHTS = (
     *qwen_layout.SHARED_WEIGHTS,
     *qwen_layout.MLP_WEIGHTS,
-    Weight("layers.{i}.mixer.qkv.weight", _LINEAR + "in_proj_qkv.weight"),
-    Weight("layers.{i}.mixer.gate.weight", _LINEAR + "in_proj_z.weight"),
-    Weight("layers.{i}.mixer.beta.weight", _LINEAR + "in_proj_b.weight"),
-    Weight("layers.{i}.mixer.decay.weight", _LINEAR + "in_proj_a.weight"),
+    qwen_layout.linear_weight("qkv.weight", "in_proj_qkv.weight"),
+    qwen_layout.linear_weight("gate.weight", "in_proj_z.weight"),
+    qwen_layout.linear_weight("beta.weight", "in_proj_b.weight"),
+    qwen_layout.linear_weight("decay.weight", "in_proj_a.weight"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
     DecaySpec,
@@ -15,8 +16,7 @@ from mlxlin.models.spec import (
     OutputSpec,
     RopeSpec,
 )
-from mlxlin.models.values import CONV, GATE_OF_PAIR, ONE_PLUS, QUERY_OF_PAIR
-from mlxlin.models.weights import Weight
+from mlxlin.models.values import CONV, COPY, GATE_OF_PAIR, ONE_PLUS, QUERY_OF_PAIR, Operation
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 DROPS = (
@@ -25,30 +25,43 @@ DROPS = (
     (r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),
 )
 
-_LINEAR, _MIXER = "layers.{i}.linear_attn.", "layers.{i}.mixer."
+_ATTENTION, _LINEAR = "layers.{i}.self_attn.", "layers.{i}.linear_attn."
+
+
+def attention_weight(target: str, source: str, operation: Operation = COPY) -> Weight:
+    """A tensor of a softmax attention layer."""
+    return Weight(f"layers.{{i}}.mixer.{target}", _ATTENTION + source, operation, kind="attention")
+
+
+def linear_weight(target: str, source: str, operation: Operation = COPY) -> Weight:
+    """A tensor of a gated delta net layer."""
+    return Weight(f"layers.{{i}}.mixer.{target}", _LINEAR + source, operation, kind="linear")
+
+
 SHARED_WEIGHTS = (
     Weight("embed.weight", "embed_tokens.weight"),
     Weight("norm.weight", "norm.weight", ONE_PLUS),
     Weight("head.weight", "lm_head.weight"),
     Weight("layers.{i}.mixer_norm.weight", "layers.{i}.input_layernorm.weight", ONE_PLUS),
     Weight("layers.{i}.mlp_norm.weight", "layers.{i}.post_attention_layernorm.weight", ONE_PLUS),
-    Weight(_MIXER + "q.weight", "layers.{i}.self_attn.q_proj.weight", QUERY_OF_PAIR),
-    Weight(_MIXER + "gate.weight", "layers.{i}.self_attn.q_proj.weight", GATE_OF_PAIR),
-    Weight(_MIXER + "k.weight", "layers.{i}.self_attn.k_proj.weight"),
-    Weight(_MIXER + "v.weight", "layers.{i}.self_attn.v_proj.weight"),
-    Weight(_MIXER + "out.weight", "layers.{i}.self_attn.o_proj.weight"),
-    Weight(_MIXER + "q_norm.weight", "layers.{i}.self_attn.q_norm.weight", ONE_PLUS),
-    Weight(_MIXER + "k_norm.weight", "layers.{i}.self_attn.k_norm.weight", ONE_PLUS),
-    Weight(_MIXER + "q.bias", "layers.{i}.self_attn.q_proj.bias", QUERY_OF_PAIR),
-    Weight(_MIXER + "gate.bias", "layers.{i}.self_attn.q_proj.bias", GATE_OF_PAIR),
-    Weight(_MIXER + "k.bias", "layers.{i}.self_attn.k_proj.bias"),
-    Weight(_MIXER + "v.bias", "layers.{i}.self_attn.v_proj.bias"),
-    Weight(_MIXER + "out.bias", "layers.{i}.self_attn.o_proj.bias"),
-    Weight(_MIXER + "conv.weight", _LINEAR + "conv1d.weight", CONV),
-    Weight(_MIXER + "A_log", _LINEAR + "A_log"),
-    Weight(_MIXER + "dt_bias", _LINEAR + "dt_bias"),
-    Weight(_MIXER + "norm.weight", _LINEAR + "norm.weight"),
-    Weight(_MIXER + "out.weight", _LINEAR + "out_proj.weight"),
+    *(
+        attention_weight(f"{target}.{kind}", f"{source}_proj.{kind}", operation)
+        for target, source, operation in (
+            ("q", "q", QUERY_OF_PAIR),
+            ("gate", "q", GATE_OF_PAIR),
+            ("k", "k", COPY),
+            ("v", "v", COPY),
+            ("out", "o", COPY),
+        )
+        for kind in ("weight", "bias")
+    ),
+    attention_weight("q_norm.weight", "q_norm.weight", ONE_PLUS),
+    attention_weight("k_norm.weight", "k_norm.weight", ONE_PLUS),
+    linear_weight("conv.weight", "conv1d.weight", CONV),
+    linear_weight("A_log", "A_log"),
+    linear_weight("dt_bias", "dt_bias"),
+    linear_weight("norm.weight", "norm.weight"),
+    linear_weight("out.weight", "out_proj.weight"),
 )
 MLP_WEIGHTS = tuple(
     Weight(f"layers.{{i}}.mlp.{part}.weight", f"layers.{{i}}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")

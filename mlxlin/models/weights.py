@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,36 +11,10 @@ from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
 from mlxlin.models.decoder import parameters
 from mlxlin.models.params import Parameter, Role
+from mlxlin.models.rules import Rules, Weight
 from mlxlin.models.spec import ModelSpec
-from mlxlin.models.values import COPY, Operation, Place
-
-_PACKED = ("weight", "scales", "biases")
-
-
-class Tensor(Protocol):
-    """A tensor of a checkpoint, not read yet."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    def read(self) -> mx.array: ...
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One rule: a model's parameter and the checkpoint's tensors it is made of.
-
-    `{i}` in names stands for the layer's index. Several rules for one target are alternatives: the first whose
-    tensors all exist is taken. `copy` names a tensor that may repeat the source because the two are tied.
-    """
-
-    target: str
-    sources: str | tuple[str, ...]
-    operation: Operation = COPY
-    copy: str = ""
+from mlxlin.models.ties import PACKED, Tensor, repeated, resolve_head
+from mlxlin.models.values import Operation, Place
 
 
 class Family(Protocol):
@@ -116,12 +89,12 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
     for canonical in dropped:
         del names[canonical]
     mlx_layout = _mlx_layout(names, source)
-    spec, head = _resolve_head(spec, names, source)
+    spec, head = resolve_head(spec, names, source)
     plan = Plan(spec, notices=_drop_notices(dropped) + head.notices)
     plan.dropped.extend((name, reason) for name, reason in dropped.values())
     plan.dropped.extend(head.dropped)
     used: set[str] = set(head.used)
-    rules = _Rules(family.WEIGHTS)
+    rules = Rules(family.WEIGHTS, spec)
     missing: list[str] = []
     copies: dict[str, str] = {}
     for target, parameter in parameters(spec).items():
@@ -134,10 +107,10 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
             plan.targets.append(made)
             used.update(made.sources)
         if rule.copy in names:
-            copies[names[rule.copy]] = names[_sources(rule)[0]]
+            copies[names[rule.copy]] = names[rule.names[0]]
     for copy, original in copies.items():
         if copy not in used:
-            plan.dropped.append(_repeated(copy, original, source))
+            plan.dropped.append(repeated(copy, original, source))
             used.add(copy)
     _refuse_leftovers(list(dict.fromkeys(missing)), sorted(set(names.values()) - used))
     return plan
@@ -184,76 +157,6 @@ def _mlx_layout(names: Mapping[str, str], source: Mapping[str, Tensor]) -> bool:
     return True in found
 
 
-@dataclass(frozen=True)
-class _Head:
-    used: tuple[str, ...] = ()
-    dropped: tuple[tuple[str, str], ...] = ()
-    notices: list[str] = field(default_factory=list)
-
-
-def _resolve_head(spec: ModelSpec, names: Mapping[str, str], source: Mapping[str, Tensor]) -> tuple[ModelSpec, _Head]:
-    """A head saved beside a tied embedding: the same numbers are dropped, other numbers are used."""
-    head = {part: names[f"lm_head.{part}"] for part in _PACKED if f"lm_head.{part}" in names}
-    if not spec.tied or "weight" not in head:
-        return spec, _Head()
-    embeddings = [c for c in names if re.fullmatch(r"(embed_tokens|embeddings|word_embeddings)\.weight", c)]
-    stem = embeddings[0].removesuffix("weight") if embeddings else ""
-    twins = {part: names.get(stem + part, "") for part in head}
-    if all(twin and _equal(source[head[part]], source[twin]) for part, twin in twins.items()):
-        reason = "copy of the embedding, to which the head is tied"
-        return spec, _Head(tuple(head.values()), tuple((name, reason) for name in head.values()))
-    notice = "the config ties the head to the embedding, but lm_head.weight differs from it and is used"
-    return dataclasses.replace(spec, tied=False), _Head(notices=[notice])
-
-
-def _repeated(copy: str, original: str, source: Mapping[str, Tensor]) -> tuple[str, str]:
-    if not _equal(source[copy], source[original]):
-        raise CheckpointError(f"'{copy}' differs from '{original}', to which config.json ties it.")
-    return copy, f"copy of {original}"
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(mx.array_equal(a.read(), b.read()))
-
-
-class _Rules:
-    """WEIGHTS, by target."""
-
-    def __init__(self, weights: Sequence[Weight]) -> None:
-        self._by_target: dict[str, list[Weight]] = {}
-        for weight in weights:
-            self._by_target.setdefault(weight.target, []).append(weight)
-
-    def find(self, target: str, names: Mapping[str, str]) -> tuple[Weight | None, int | None]:
-        """The rule for `target`, its layer filled in, whose sources exist; and the layer's index."""
-        pattern, index = _pattern(target)
-        for weight in self._by_target.get(pattern, []):
-            sources = tuple(_fill(s, index) for s in _sources(weight))
-            filled = Weight(target, sources, weight.operation, _fill(weight.copy, index))
-            if all(name in names for name in filled.sources):
-                return filled, index
-        return None, index
-
-    def wanted(self, target: str) -> str:
-        """What to call a missing target: the tensor of the checkpoint that it would come from."""
-        pattern, index = _pattern(target)
-        options = self._by_target.get(pattern)
-        return _fill(_sources(options[0])[0], index) if options else target
-
-
-def _pattern(target: str) -> tuple[str, int | None]:
-    match = re.match(r"layers\.(\d+)\.", target)
-    return (f"layers.{{i}}.{target[match.end() :]}", int(match[1])) if match else (target, None)
-
-
-def _sources(weight: Weight) -> tuple[str, ...]:
-    return (weight.sources,) if isinstance(weight.sources, str) else weight.sources
-
-
-def _fill(name: str, index: int | None) -> str:
-    return name if index is None else name.replace("{i}", str(index))
-
-
 def _targets(
     target: str,
     parameter: Parameter,
@@ -263,7 +166,7 @@ def _targets(
     source: Mapping[str, Tensor],
 ) -> list[Target]:
     """One target, or two or three of a packed matrix."""
-    canonical = _sources(rule)
+    canonical = rule.names
     stems = [name.removesuffix("weight") for name in canonical]
     packed = [
         name.endswith(".weight") and f"{stem}scales" in names for name, stem in zip(canonical, stems, strict=True)
@@ -275,7 +178,7 @@ def _targets(
         return [made]
     if not all(packed) or not rule.operation.rowwise:
         raise UnsupportedError(f"'{names[canonical[0]]}' is quantised in a way that cannot be rearranged.")
-    parts = [part for part in _PACKED if all(stem + part in names for stem in stems)]
+    parts = [part for part in PACKED if all(stem + part in names for stem in stems)]
     base = target.removesuffix("weight")
     made_parts = [
         _target(base + part, parameter.role, [s + part for s in stems], rule.operation, place, names, source)
