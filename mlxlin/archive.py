@@ -148,7 +148,7 @@ def _checksum(arrays: Mapping[str, mx.array], text: str) -> str:
         array = mx.contiguous(arrays[name])
         total.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
         # numpy has no bfloat16, so the bytes are looked at as integers
-        total.update(np.array(array.reshape(-1).view(_INTEGER_OF_WIDTH[array.dtype.size]), copy=False).view(np.uint8))
+        total.update(np.array(array.reshape(-1).view(_INTEGER_OF_WIDTH[array.dtype.size]), copy=False).data)
     return total.hexdigest()
 
 
