@@ -1,14 +1,24 @@
-"""A mixer between its projections and its output projection: the second door beside `run`, for a few tokens at a time.
+"""A mixer between its projections and its output projection: `decode` is the second door beside `run`, for a few tokens.
 
-`mix` is the definition in plain operations; on Metal one kernel does the same.
+`mix` is the definition in plain operations; on Metal one kernel does the same in one dispatch.
 """
 
 from __future__ import annotations
 
-from mlxlin.backend import mx
-from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
+from mlxlin.backend import mx, on_metal
+from mlxlin.metal import decode as kernel
+from mlxlin.metal.layers import gated_norm
+from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected, longest, parts
+from mlxlin.metal.recurrence import supports
+
+from .probe import TOLERANCE, relative_error, trusted_by_key
 from .run import run
+from .samples import sample_mixer
 
 _RULES = {
     ("add", "none"): "linear",
@@ -25,6 +35,54 @@ _RULES = {
 def rule_of(spec: MixerSpec) -> str:
     """The name `run` knows the mixer's recurrence by."""
     return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
+
+
+def decode(spec: MixerSpec, x: Projected) -> Mixed:
+    """A mixer over a few tokens, by its kernel where there is one for this device, these sizes and so many tokens."""
+    stream = x.streams[0]
+    if not on_metal() or stream.shape[1] > longest(spec, stream.shape[0]) or not supports(spec.key_dim, spec.value_dim):
+        return mix(spec, x)
+    key = f"decode-{spec}-parts{parts(spec, stream.shape[0])}-{str(stream.dtype).rsplit('.', 1)[-1]}"
+    if not trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, stream.shape[0], 2, stream.dtype))):
+        return mix(spec, x)
+    return by_kernel(spec, x)
+
+
+def by_kernel(spec: MixerSpec, x: Projected) -> Mixed:
+    """The kernel, and where it splits heads over threadgroups the norm and the gate in a dispatch of their own."""
+    mixed = kernel.decode(spec, x)
+    B, T, HV, V = mixed.y.shape
+    if parts(spec, B) == 1 or not (spec.norm or x.gate is not None):
+        return mixed
+    if not spec.norm or x.norm is None:
+        return replace(mixed, y=finish(spec, x, mixed.y.astype(mx.float32)).astype(mixed.y.dtype))
+    weight = mx.broadcast_to(x.norm, (HV, V)).reshape(-1)
+    y = mixed.y.reshape(B, T, HV * V)
+    y = gated_norm(y, x.gate, weight, spec.eps, activation=spec.gate, groups=HV)
+    return replace(mixed, y=y.reshape(B, T, HV, V))
+
+
+def complaint(spec: MixerSpec, x: Projected) -> str:
+    """What is wrong with the kernel's results for x; empty where nothing is."""
+    try:
+        found = by_kernel(spec, x)
+        mx.eval(found.y, found.S)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    exact = mix(spec, in_float32(x))
+    pairs = ((found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, TOLERANCE[mx.float32]))
+    wrong = [e for a, b, limit in pairs if not (e := relative_error(a, float64(b))) < limit]
+    return f"results are off by {max(wrong):.1e}" if wrong else ""
+
+
+def float64(x: mx.array) -> npt.NDArray[np.float64]:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
+
+
+def in_float32(x: Projected) -> Projected:
+    """The same numbers in projections that round nothing."""
+    streams = tuple(z.astype(mx.float32) for z in x.streams) if isinstance(x.qkv, tuple) else x.qkv.astype(mx.float32)
+    return replace(x, qkv=streams)
 
 
 def mix(spec: MixerSpec, x: Projected) -> Mixed:
@@ -94,7 +152,12 @@ def _streams(spec: MixerSpec, x: Projected) -> tuple[mx.array, mx.array, mx.arra
         qkv, memory = (x.qkv, None) if x.weight is None else convolve(x)
         keys = spec.heads * spec.key_dim
         q, k, v = mx.split(qkv.astype(mx.float32), [keys, keys * (1 + spec.substeps)], axis=-1)
-    return _activated(spec.qk_activation, q), _activated(spec.qk_activation, k), _activated(spec.v_activation, v), memory
+    return (
+        _activated(spec.qk_activation, q),
+        _activated(spec.qk_activation, k),
+        _activated(spec.v_activation, v),
+        memory,
+    )
 
 
 def convolve(x: Projected) -> tuple[mx.array, mx.array]:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +23,11 @@ import numpy.typing as npt
 from mlxlin.backend import mx
 from mlxlin.metal.kernels import digest
 
-from .reference import NORMALIZER_EPS as NORMALIZER_EPS
 from .reference import scan_float64
-from .rules import RULES, DecayKind, Inputs, check
+from .rules import Inputs
+from .samples import sample_like
 
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 1e-3, mx.bfloat16: 8e-3}
-GATES = (0.0, -1e-4, -0.1, -5.0, -50.0, -float("inf"))
 
 Kernel = Callable[[Inputs], tuple[mx.array, mx.array, mx.array | None]]
 
@@ -90,54 +88,6 @@ def relative_error(found: mx.array, expected: npt.NDArray[np.float64]) -> float:
     """RMS of the difference relative to the RMS of what is expected; absolute where that is zero."""
     difference = np.array(found.astype(mx.float32)).astype(np.float64) - expected
     return float(np.sqrt(np.mean(difference**2)) / (np.sqrt(np.mean(expected**2)) or 1.0))
-
-
-def sample_like(x: Inputs, tokens: int) -> Inputs:
-    """A small hard call with the head sizes, dtypes and options of x: two rows, one shorter, gates of every size."""
-    groups = x.value_heads // x.heads
-    K, V = x.q.shape[3], x.v.shape[3]
-    return sample(x.rule.name, x.decay, K, V, groups, tokens, x.v.dtype, substeps=x.substeps, normalize=x.Z is not None)
-
-
-def sample(
-    rule: str,
-    decay: DecayKind,
-    K: int,
-    V: int,
-    groups: int,
-    tokens: int,
-    dtype: mx.Dtype,
-    *,
-    substeps: int = 1,
-    normalize: bool = False,
-) -> Inputs:
-    """One key head, two rows of `tokens` and `tokens - 2` tokens, correlated keys, mixed gates."""
-    rng, B, n = np.random.default_rng(0), 2, tokens * substeps
-
-    def array(x: npt.NDArray[np.float64], kind: mx.Dtype = dtype) -> mx.array:
-        return mx.array(x.astype(np.float32)).astype(kind)
-
-    def keys(count: int) -> npt.NDArray[np.float64]:
-        k = rng.normal(size=(B, 1, 1, K)) + 0.5 * rng.normal(size=(B, count, 1, K))
-        return np.abs(k) if normalize else k / np.linalg.norm(k, axis=-1, keepdims=True)
-
-    given: dict[str, Any] = {
-        "q": array(np.abs(rng.normal(size=(B, tokens, 1, K))) * K**-0.5),
-        "k": array(keys(n)),
-        "v": array(rng.normal(size=(B, n, groups, V))),
-    }
-    if decay != "none":
-        shape = (B, tokens, groups, *([K] if decay == "channel" else []))
-        given["g"] = array(rng.choice(GATES, size=shape), mx.float32)
-    if RULES[rule].write == "delta":
-        given["beta"] = array(rng.uniform(0, 2, (B, n, groups)))
-    if RULES[rule].write == "low_rank":
-        a = keys(tokens)
-        given |= {"a": array(-a), "b": array(a * rng.uniform(0, 1, a.shape))}
-    S = array(rng.normal(size=(B, groups, V, K)), mx.float32)
-    Z = array(rng.uniform(size=(B, groups, K)), mx.float32)
-    lengths = mx.array([tokens, max(tokens - 2, 0)])
-    return check(rule, **given, state=(S, Z) if normalize else S, lengths=lengths, normalize=normalize)
 
 
 def _machine() -> str:

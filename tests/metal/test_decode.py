@@ -11,7 +11,7 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode, replay
 from mlxlin.metal.mixer import Mixed, MixerSpec, Projected, longest, parts
-from mlxlin.recurrences.mixer import finish, mix
+from mlxlin.recurrences.mixer import finish, in_float32, mix
 from tests.msl import last_report
 
 from .cases import TOLERANCE, error, float64
@@ -118,7 +118,7 @@ CALLS = [
 
 def assert_equal_mixed(spec: MixerSpec, x: Projected, found: Mixed) -> None:
     """At the tolerance of the dtype, against the twin in float32."""
-    y, expected = found.y, mix(spec, replace_dtype(x))
+    y, expected = found.y, mix(spec, in_float32(x))
     if parts(spec, y.shape[0]) > 1:
         y = finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
     assert error(y, float64(expected.y)) < TOLERANCE[y.dtype]
@@ -126,12 +126,6 @@ def assert_equal_mixed(spec: MixerSpec, x: Projected, found: Mixed) -> None:
     if expected.memory is not None:
         assert found.memory is not None
         assert mx.array_equal(found.memory.astype(mx.float32), expected.memory.astype(mx.float32))
-
-
-def replace_dtype(x: Projected) -> Projected:
-    """The same numbers, so that the twin rounds nothing."""
-    streams = tuple(z.astype(mx.float32) for z in x.qkv) if isinstance(x.qkv, tuple) else x.qkv.astype(mx.float32)
-    return replace(x, qkv=streams)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)

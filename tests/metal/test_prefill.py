@@ -6,10 +6,10 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.prefill import prefill
-from mlxlin.recurrences.mixer import arguments
+from mlxlin.recurrences.mixer import arguments, in_float32
 
 from .cases import TOLERANCE, error, float64
-from .test_decode import Call, replace_dtype
+from .test_decode import Call
 
 CALLS = [
     Call("gated_delta_net", T=9, B=2, dtype=mx.bfloat16, lengths=(9, 3), strided=True),
@@ -24,7 +24,7 @@ CALLS = [
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_prefill_equals_operations(call: Call) -> None:
     spec, x = call.projected()
-    found, (expected, memory) = prefill(spec, x), arguments(spec, replace_dtype(x))
+    found, (expected, memory) = prefill(spec, x), arguments(spec, in_float32(x))
     real = mx.arange(call.T) < (call.T if x.lengths is None else x.lengths[:, None])
     for name in ("q", "k", "v", "g", "beta"):
         array, wanted = getattr(found, name), expected.get(name)

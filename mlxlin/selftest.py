@@ -1,0 +1,217 @@
+"""Every kernel against the definition, on the machine it will run on.
+
+On Metal each kernel runs at several head sizes, dtypes and lengths. Elsewhere the plain operations that `recurrences.run`
+uses are checked in the same way, and the report says that there was no Metal to check.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxlin.backend import mx, on_metal
+from mlxlin.metal.decode import decode, replay
+from mlxlin.metal.layers import add_norm, gated_norm, router_topk
+from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.prefill import prefill
+from mlxlin.recurrences import RULES, kernels, run
+from mlxlin.recurrences.mixer import arguments, by_kernel, float64, in_float32, mix
+from mlxlin.recurrences.probe import TOLERANCE, relative_error
+from mlxlin.recurrences.reference import scan_float64
+from mlxlin.recurrences.rules import DecayKind, Inputs
+from mlxlin.recurrences.samples import sample, sample_mixer
+
+Float64 = npt.NDArray[np.float64]
+SIZES = ((64, 64, 1, mx.float32), (128, 128, 2, mx.bfloat16), (96, 192, 3, mx.float16), (256, 256, 1, mx.bfloat16))
+MIXERS = {
+    "gated delta net": MixerSpec(
+        16, 32, 128, 128, "delta", "head", taps=4, qk_activation="silu", v_activation="silu", unit=True, scale=128**-0.5,
+        decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-6, gate="silu",
+    ),
+    "kimi delta attention": MixerSpec(
+        32, 32, 128, 128, "delta", "channel", taps=4, qk_activation="silu", v_activation="silu", unit=True,
+        scale=128**-0.5, decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-5, gate="sigmoid",
+    ),
+    "gated linear attention": MixerSpec(
+        4, 4, 256, 512, "add", "channel", scale=256**-0.5, decay_kind="logsigmoid", decay_constant=16.0, norm=True,
+        eps=1e-5, gate="silu",
+    ),
+    "low rank": MixerSpec(32, 32, 64, 64, "low_rank", "channel"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check.
+
+    Attributes:
+        kernel: what ran.
+        shape: of what, for people.
+        error: relative RMS of the worst result against the definition.
+        seconds: of a second run, compiled before.
+        ok: within the tolerance of the dtype.
+        complaint: what went wrong, empty where nothing did.
+    """
+
+    kernel: str
+    shape: str
+    error: float
+    seconds: float
+    ok: bool
+    complaint: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something to run, and what it should give."""
+
+    kernel: str
+    shape: str
+    found: Callable[[], list[mx.array]]
+    expected: Callable[[], list[Float64]]
+
+
+def note() -> str:
+    """What a person should know about the rows."""
+    return "" if on_metal() else "There is no Metal here: the plain operations were checked, not the kernels."
+
+
+def rows() -> Iterator[Row]:
+    """The checks of this machine, one after the other, as they finish."""
+    return map(_row, _checks())
+
+
+def _checks() -> Iterator[Check]:
+    if on_metal():
+        yield from _recurrence_checks({"scan": (kernels.scan, 7), "chunk": (kernels.chunk, 45)})
+        yield from _mixer_checks()
+        yield from _layer_checks()
+    else:
+        yield from _recurrence_checks({"step": (_operations, 1), "chunkwise": (_operations, 150)})
+
+
+def _row(check: Check) -> Row:
+    try:
+        found = check.found()
+        mx.eval(found)
+        start = time.perf_counter()
+        mx.eval(check.found())
+        seconds = time.perf_counter() - start
+    except Exception as error:  # whatever MLX and the compiler raise belongs into the report
+        return Row(check.kernel, check.shape, float("nan"), 0.0, False, f"{type(error).__name__}: {error}")
+    errors = [relative_error(z, wanted) for z, wanted in zip(found, check.expected(), strict=True)]
+    ok = all(error < TOLERANCE.get(z.dtype, 1e-9) for error, z in zip(errors, found, strict=True))
+    return Row(check.kernel, check.shape, max(errors), seconds, ok, "" if ok else "wrong numbers")
+
+
+def _operations(x: Inputs) -> kernels.Result:
+    given = {name: z for name in ("g", "beta", "a", "b", "lengths") if (z := getattr(x, name)) is not None}
+    y, S = run(x.rule.name, x.q, x.k, x.v, **given, state=x.S)
+    assert isinstance(S, mx.array)
+    return y, S, None
+
+
+def _recurrence_checks(paths: dict[str, tuple[Callable[[Inputs], kernels.Result], int]]) -> Iterator[Check]:
+    for name, (kernel, tokens) in paths.items():
+        for rule in RULES.values():
+            for decay in rule.decays:
+                for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
+                    yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)
+
+
+def _recurrence_check(
+    name: str,
+    kernel: Callable[[Inputs], kernels.Result],
+    tokens: int,
+    rule: str,
+    decay: DecayKind,
+    size: tuple[int, int, int, mx.Dtype],
+) -> Check:
+    K, V, groups, dtype = size
+    x = sample(rule, decay, K, V, groups, tokens, dtype, substeps=2 if RULES[rule].substeps else 1)
+    shape = f"{rule}, {decay} decay, T {tokens}, K {K}, V {V}, {groups} per key head, {_text(dtype)}"
+    return Check(name, shape, lambda: list(kernel(x)[:2]), lambda: list(scan_float64(x)[:2]))
+
+
+def _mixer_checks() -> Iterator[Check]:
+    for name, spec in MIXERS.items():
+        for dtype in (mx.float32, mx.bfloat16):
+            for tokens in (1, 4):
+                yield _decode_check(name, spec, tokens, dtype)
+        yield _replay_check(name, spec)
+        if spec.write != "low_rank":
+            yield _prefill_check(name, spec)
+
+
+def _decode_check(name: str, spec: MixerSpec, tokens: int, dtype: mx.Dtype) -> Check:
+    x = sample_mixer(spec, 2, tokens, dtype)
+
+    def found() -> list[mx.array]:
+        mixed = by_kernel(spec, x)
+        return [mixed.y, mixed.S]
+
+    def expected() -> list[Float64]:
+        mixed = mix(spec, in_float32(x))
+        return [float64(mixed.y), float64(mixed.S)]
+
+    return Check("decode", f"{name}, T {tokens}, {_text(dtype)}", found, expected)
+
+
+def _replay_check(name: str, spec: MixerSpec) -> Check:
+    """The replayed state has the bits of the decoded one: any difference is an error."""
+    x = replace(sample_mixer(spec, 1, 4, mx.float32), lengths=None)
+
+    def found() -> list[mx.array]:
+        tape = decode(spec, x, tape=True).tape
+        assert tape is not None
+        plain = decode(spec, replace(x, lengths=mx.array([3]))).S
+        return [(replay(spec, x.S, tape, mx.array([3])) != plain).astype(mx.int32)]
+
+    return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(x.S.shape)])
+
+
+def _prefill_check(name: str, spec: MixerSpec) -> Check:
+    x = replace(sample_mixer(spec, 2, 20, mx.bfloat16), lengths=None)
+    names = [n for n in ("q", "k", "v", "g", "beta") if n in arguments(spec, x)[0]]
+
+    def found() -> list[mx.array]:
+        prepared = prefill(spec, x)
+        return [getattr(prepared, n) for n in names]
+
+    def expected() -> list[Float64]:
+        exact, _ = arguments(spec, in_float32(x))
+        return [float64(exact[n]) for n in names]
+
+    return Check("prefill", f"{name}, T 20, bfloat16", found, expected)
+
+
+def _layer_checks() -> Iterator[Check]:
+    rng = np.random.default_rng(0)
+    x, gate, weights = (mx.array(rng.normal(size=(2, 3, 2560)).astype(np.float32)).astype(mx.bfloat16) for _ in range(3))
+    logits, weight = mx.array(rng.normal(size=(2, 3, 256)).astype(np.float32)), weights[0, 0]
+
+    def normed(z: mx.array) -> mx.array:
+        return mx.fast.rms_norm(z.astype(mx.float32), weight.astype(mx.float32), 1e-6)
+
+    def gated() -> list[Float64]:
+        z = gate.astype(mx.float32)
+        return [float64(normed(x) * z * mx.sigmoid(z))]
+
+    def routed() -> list[Float64]:
+        scores = mx.softmax(logits, axis=-1)
+        best = mx.argsort(-scores, axis=-1)[..., :8]
+        top = mx.take_along_axis(scores, best, axis=-1)
+        return [float64(best), float64(top / top.sum(axis=-1, keepdims=True))]
+
+    width = "width 2560, bfloat16"
+    yield Check("add_norm", width, lambda: [add_norm(x, gate, weight, 1e-6)[1]], lambda: [float64(normed(x + gate))])
+    yield Check("gated_norm", width, lambda: [gated_norm(x, gate, weight, 1e-6, activation="silu")], gated)
+    yield Check("router_topk", "8 of 256", lambda: list(router_topk(logits, 8)), routed)
+
+
+def _text(dtype: mx.Dtype) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
