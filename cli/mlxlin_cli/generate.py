@@ -92,7 +92,7 @@ def complete(loaded: Loaded, text: str, options: dict[str, Any]) -> Reply:
         prompt = [*system, {"role": "user", "content": text}]
         length = len(tokenizer.chat(prompt, think=think))
         splitter = tokenizer.thought_splitter(prompt, think=think)
-    loaded.check_memory(length + options["max_tokens"])
+    loaded.check_memory(min(length + options["max_tokens"], options["context"] or loaded.model.context))
     printer = Printer(splitter, hide_thoughts=options["hide_thinking"], quiet=options["as_json"])
     with progress("Reading the prompt") as report:
         pieces = mlxlin.stream(

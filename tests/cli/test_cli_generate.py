@@ -142,9 +142,10 @@ def test_what_cannot_be_honoured_is_wrong_usage(cli, fakes, arguments: list[str]
 
 def test_memory_is_checked_before_it_runs_out(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxlin.memory.available_bytes", lambda: 1_000_000)
-    result = cli("generate", "hi")
-    assert result.code == 1 and not fakes.streams
-    assert "258 tokens need" in result.err.replace("context of ", "").replace(" needs", " need")
+    for arguments, tokens in (([], "258"), (["-n", "1000000000"], "1,000"), (["--context", "99"], "99")):
+        result = cli("generate", "hi", *arguments)
+        assert result.code == 1 and not fakes.streams
+        assert f"A context of {tokens} tokens needs" in result.err
 
 
 def test_notices_of_the_library_are_told(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
