@@ -15,7 +15,7 @@ import mlxlin
 from mlxlin_cli.options import Settings, debug_option, model_option
 from mlxlin_cli.terminal import complain, flush, say
 
-COMMANDS = ("chat", "generate", "convert", "bench", "info", "models", "sessions")
+COMMANDS = ("chat", "generate", "convert", "bench", "info", "models", "sessions", "selftest")
 COMPLETION = "_MLXLIN_COMPLETE"
 OK, FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
