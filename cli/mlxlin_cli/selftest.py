@@ -21,7 +21,7 @@ def command() -> None:
     for row in selftest.rows():
         total += 1
         verdict = "ok" if row.ok else f"WRONG: {row.complaint}"
-        write(f"{row.kernel:<10} {row.shape:<64} {row.error:9.1e} {number(row.seconds * 1e3):>6} ms  {verdict}\n")
+        write(f"{row.kernel:<10} {row.shape:<82} {row.error:9.1e} {number(row.seconds * 1e3):>6} ms  {verdict}\n")
         if not row.ok:
             wrong.append(row.kernel)
     if wrong:
