@@ -106,9 +106,12 @@ def scan(
     return y, S, Z[0] if Z else None
 
 
-def chunk(x: Arguments, *, dtype: mx.Dtype | None = None) -> tuple[mx.array, mx.array]:
+def chunk(
+    x: Arguments, *, dtype: mx.Dtype | None = None, columns: int | None = None
+) -> tuple[mx.array, mx.array]:
     """Sixteen tokens at a time, in two dispatches: what does not need the state for all chunks at once, then the state.
 
+    A SIMD-group owns 8 `columns` values: 1, 2 or 4, by registers and number of heads if None.
     Returns y [B, T, HV, V] in `dtype` (v's) and S float32.
     """
     B, T, H, K, HV, V = x.sizes
@@ -116,7 +119,7 @@ def chunk(x: Arguments, *, dtype: mx.Dtype | None = None) -> tuple[mx.array, mx.
         x = replace(x, g=mx.broadcast_to(x.g[..., None], (B, T, HV, K)))
     arrays = {name: array for name, array in x.arrays().items() if name != "Z"}
     prepared = _prep_channel(x) if x.decay == "CHANNEL_DECAY" else _prep_head(x)
-    columns = _columns(K, V, B * HV)
+    columns = columns or _columns(K, V, B * HV)
     groups = V // (8 * columns)
     per_threadgroup = max(n for n in (1, 2, 3, 4) if groups % n == 0)
     if x.decay == "CHANNEL_DECAY":
@@ -126,7 +129,8 @@ def chunk(x: Arguments, *, dtype: mx.Dtype | None = None) -> tuple[mx.array, mx.
     else:
         staged = f"threadgroup float keys[{16 * (K + 4)}]; "
         views = f"{view('q', x.q)}, {view('k', x.k)}"
-        tiles = f"head_tiles<{K}, {x.substeps}>({views}, G, keys, thread_index_in_threadgroup, {32 * per_threadgroup})"
+        place = f"simdgroup_index_in_threadgroup, {per_threadgroup}, thread_index_in_simdgroup"
+        tiles = f"head_tiles<{K}, {x.substeps}>({views}, G, keys, {place})"
         read = {"q": x.q, "k": x.k}
     read |= {name: arrays[name] for name in ("v", "S", "lengths")}
     views = ", ".join(view(name, arrays[name]) for name in ("v", "S", "lengths"))

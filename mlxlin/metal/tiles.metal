@@ -39,16 +39,17 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
   View<KP> k;
   const device float* G;  // [.., 2, 16], see prep_head
   threadgroup float* keys;
-  int thread_index, threads;
+  int group, groups, lane;
   Row<QP> query[2];
   bool reads[2];
   float before[2], after[2], total;
 
   void enter(int64_t chunk, int batch, int h, int start, int n, Position at) thread {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int e = thread_index; e < 16 * K; e += threads) {
-      const int t = e / K, d = e % K;
-      keys[t * LD + d] = t < n ? load(row(k, batch, start + t, h), d) : 0.0f;
+    for (int t = group; t < 16; t += groups) {
+      const Row<KP> key = row(k, batch, start + t, h);
+#pragma unroll
+      for (int d = 0; d < K; d += 32) keys[t * LD + d + lane] = t < n ? load(key, d + lane) : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const device float* decays = G + chunk * 32;
@@ -75,14 +76,15 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
 
 template <int K, int N, typename QP, typename KP>
 inline HeadTiles<K, N, QP, KP> head_tiles(View<QP> q, View<KP> k, const device float* G, threadgroup float* keys,
-                                          uint thread_index, int threads) {
+                                          uint group, int groups, uint lane) {
   HeadTiles<K, N, QP, KP> x;
   x.q = q;
   x.k = k;
   x.G = G;
   x.keys = keys;
-  x.thread_index = thread_index;
-  x.threads = threads;
+  x.group = group;
+  x.groups = groups;
+  x.lane = lane;
   return x;
 }
 
