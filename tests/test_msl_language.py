@@ -10,8 +10,11 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.msl import SUPPORTED, MslError, metal_kernel
+from tests.msl.lexer import Token, lex
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="the Metal emulator runs on x86-64 Linux")
 
@@ -196,6 +199,8 @@ TAKEN = {
         "threadgroup float b[32]; b[i] = inp[i]; out[i] = f(b, i);",
         "inline float f(threadgroup float b[32], uint i) { return b[i]; }\n",
     ),
+    "deduced reference": ("threadgroup float b[32]; auto& r = b[i]; r = 1; out[i] = b[i];",),
+    "variable set in a loop": ("float s; for (int k = 0; k < 4; ++k) s = inp[k]; out[i] = s;",),
     "unsuffixed literal": ("out[i] = inp[i] * 1.5;",),
     "max with a literal": ("out[i] = max(inp[i], 0.0);",),
     "inheritance": ("D d; out[i] = d.x;", "struct B { float x = 1; }; struct D : B {};\n"),
@@ -296,3 +301,14 @@ def test_too_many_buffers() -> None:
     run("out[i] = 0;", inputs=30)
     with pytest.raises(MslError, match="32 buffer arguments; Metal allows 31"):
         run("out[i] = 0;", inputs=31)
+
+
+@given(st.text("ab1. \t\n\\\"'/*<>[](){};:#=-+&|"))
+def test_tokens_join_to_the_source(source: str) -> None:
+    tokens = lex(source)
+    assert "".join(token.text for token in tokens) == source
+    assert all(token.line == 1 + source.count("\n", 0, at) for token, at in zip(tokens, offsets(tokens), strict=True))
+
+
+def offsets(tokens: list[Token]) -> list[int]:
+    return [sum(len(token.text) for token in tokens[:i]) for i in range(len(tokens))]

@@ -166,6 +166,8 @@ def metal_kernel(
     """
     if not output_names:
         raise ValueError("[metal_kernel] Must specify at least one output.")
+    if order not in range(8):
+        raise ValueError(f"order must be 0..7, not {order}")
     version = metal or int(os.environ.get("MLXLIN_MSL_METAL", METAL_VERSIONS[0]))
     options = Options(check, strict, lint, order, align, max_threads, threadgroup_limit)
     return EmulatedKernel(

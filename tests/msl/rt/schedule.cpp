@@ -188,13 +188,13 @@ void schedule() {
 
 extern "C" {
 
-Exchange *mtl_simd_enter(const void *value, u32 size, int op, int uniform, u32 site) {
+Exchange *mtl_simd_enter(const void *value, u32 size, int op, int uniform, void *caller, u32 site) {
   Lane *me = group.current;
   SimdGroup &s = group.simdgroups[me->simdgroup];
   memcpy(me->value, value, size);
   me->value_size = size;
   me->site = site;
-  me->caller = __builtin_return_address(0);
+  me->caller = caller;
   me->op = op;
   me->uniform = uniform;
   me->state = AT_SIMD;
@@ -210,8 +210,6 @@ void mtl_simd_bad_lane(u32 lane, u32 site) {
 }
 
 u32 mtl_simd_lane() { return group.current->lane; }
-
-void mtl_count_matrix_product() { group.launch->matrix_products++; }
 
 void mtl_simdgroup_barrier(u32 flags, u32 site) {
   Lane *me = group.current;

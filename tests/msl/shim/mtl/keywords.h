@@ -17,6 +17,7 @@
 #define __METAL_PRECISE_MATH__ 2
 #define METAL_FUNC inline __attribute__((__always_inline__))
 #define __MTL_INLINE inline __attribute__((__always_inline__))
+#define __MTL_OUTLINE inline __attribute__((__noinline__))
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;

@@ -12,27 +12,20 @@ __MTL_INLINE place place_of(uint lane) {
   return {(quad & 4) + ((lane / 2) & 3), (quad & 2) * 2 + (lane & 1) * 2};
 }
 
+// Each lane's part of d = a b + c. The runtime computes the whole product when the first lane resumes.
 struct operands {
   float a[2], b[2], c[2];
 };
-// The first lane that resumes computes the whole product.
-__attribute__((noinline)) inline void matrix_product(__mtl_exchange *e, unsigned site) {
-  float A[8][8], B[8][8], D[8][8];
-  for (uint lane = 0; lane < 32; ++lane) {
-    place p = place_of(lane);
-    operands o = get<operands>(e, lane, site);
-    for (uint i = 0; i < 2; ++i) {
-      A[p.row][p.column + i] = o.a[i];
-      B[p.row][p.column + i] = o.b[i];
-      D[p.row][p.column + i] = o.c[i];
-    }
+__MTL_OUTLINE metal::vec<float, 2> matrix_product(operands mine, unsigned site) {
+  __mtl_exchange *e = enter(mine, MATRIX_PRODUCT, 0, __MTL_CALLER, site);
+  if (!e->ready) {
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (!active(e, lane)) mtl_simd_bad_lane(lane, site);
+    mtl_matrix_product(e);
   }
-  for (uint r = 0; r < 8; ++r)
-    for (uint k = 0; k < 8; ++k)
-      for (uint q = 0; q < 8; ++q) D[r][q] = __builtin_fmaf(A[r][k], B[k][q], D[r][q]);
-  __builtin_memcpy(e->result, D, sizeof(D));
-  e->ready = 1;
-  mtl_count_matrix_product();
+  place p = place_of(mtl_simd_lane());
+  const float *result = (const float *)e->result + p.row * 8 + p.column;
+  return {result[0], result[1]};
 }
 }  // namespace __mtl
 
@@ -71,7 +64,7 @@ __MTL_INLINE simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
   __MTL_INLINE void simdgroup_load(thread simdgroup_matrix<T, C, R> &d, const space T *source, ulong per_row = C,    \
                                    ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                  \
     __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                               \
-    __mtl::enter(0, __mtl::MATRIX_LOAD, 0, __site);                                                                  \
+    __mtl::meet(0, __mtl::MATRIX_LOAD, __site);                                                                      \
     source += origin.y * per_row + origin.x;                                                                         \
     d.__elements[0] = transpose ? source[p.column * per_row + p.row] : source[p.row * per_row + p.column];           \
     d.__elements[1] = transpose ? source[(p.column + 1) * per_row + p.row] : source[p.row * per_row + p.column + 1]; \
@@ -80,7 +73,7 @@ __MTL_INLINE simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T v) {
   __MTL_INLINE void simdgroup_store(simdgroup_matrix<T, C, R> s, space T *target, ulong per_row = C,                 \
                                     ulong2 origin = (ulong2)0, bool transpose = false, __MTL_SITE) {                 \
     __mtl::place p = __mtl::place_of(mtl_simd_lane());                                                               \
-    __mtl::enter(0, __mtl::MATRIX_STORE, 0, __site);                                                                 \
+    __mtl::meet(0, __mtl::MATRIX_STORE, __site);                                                                     \
     target += origin.y * per_row + origin.x;                                                                         \
     target[transpose ? p.column * per_row + p.row : p.row * per_row + p.column] = s.__elements[0];                   \
     target[transpose ? (p.column + 1) * per_row + p.row : p.row * per_row + p.column + 1] = s.__elements[1];         \
@@ -94,15 +87,12 @@ template <class TD, class TA, class TB, class TC>
 __MTL_INLINE void simdgroup_multiply_accumulate(thread simdgroup_matrix<TD, 8, 8> &d, simdgroup_matrix<TA, 8, 8> a,
                                                 simdgroup_matrix<TB, 8, 8> b, simdgroup_matrix<TC, 8, 8> c,
                                                 __MTL_SITE) {
-  __mtl::operands mine = {{(float)a.__elements[0], (float)a.__elements[1]},
-                          {(float)b.__elements[0], (float)b.__elements[1]},
-                          {(float)c.__elements[0], (float)c.__elements[1]}};
-  __mtl_exchange *e = __mtl::enter(mine, __mtl::MATRIX_PRODUCT, 0, __site);
-  if (!e->ready) __mtl::matrix_product(e, __site);
-  __mtl::place p = __mtl::place_of(mtl_simd_lane());
-  const float *result = (const float *)e->result + p.row * 8 + p.column;
-  d.__elements[0] = (TD)result[0];
-  d.__elements[1] = (TD)result[1];
+  vec<float, 2> r = __mtl::matrix_product({{(float)a.__elements[0], (float)a.__elements[1]},
+                                           {(float)b.__elements[0], (float)b.__elements[1]},
+                                           {(float)c.__elements[0], (float)c.__elements[1]}},
+                                          __site);
+  d.__elements[0] = (TD)r[0];
+  d.__elements[1] = (TD)r[1];
 }
 template <class TD, class TA, class TB>
 __MTL_INLINE void simdgroup_multiply(thread simdgroup_matrix<TD, 8, 8> &d, simdgroup_matrix<TA, 8, 8> a,

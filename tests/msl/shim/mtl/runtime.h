@@ -10,10 +10,11 @@ struct __mtl_exchange {  // Exchange in rt/abi.h
 
 extern "C" {
 #define __MTL_CONVERGENT __attribute__((convergent, noinline))
-__mtl_exchange *mtl_simd_enter(const void *value, unsigned size, int op, int uniform, unsigned site) __MTL_CONVERGENT;
+__mtl_exchange *mtl_simd_enter(const void *value, unsigned size, int op, int uniform, const void *caller,
+                               unsigned site) __MTL_CONVERGENT;
 void mtl_simd_bad_lane(unsigned lane, unsigned site);
 unsigned mtl_simd_lane(void);
-void mtl_count_matrix_product(void);
+void mtl_matrix_product(__mtl_exchange *exchange);
 void mtl_simdgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
 void mtl_threadgroup_barrier(unsigned flags, unsigned site) __MTL_CONVERGENT;
 void *mtl_threadgroup_variable(unsigned id, unsigned long size, unsigned long align, unsigned element, const char *name,

@@ -26,10 +26,13 @@ struct bit_and { static constexpr int op = AND; template <class T> static T f(T 
 struct bit_or { static constexpr int op = OR; template <class T> static T f(T a, T b) { return a | b; } };
 struct bit_xor { static constexpr int op = XOR; template <class T> static T f(T a, T b) { return a ^ b; } };
 
-// `uniform` is what all lanes must agree on (a delta or lane number)
-template <class T> __MTL_INLINE __mtl_exchange *enter(T x, int op, int uniform, unsigned site) {
+// Where the lanes meet. `uniform` is what all must agree on (a delta or lane number). The functions below are not inlined,
+// so that the return address tells from which call in the kernel they come.
+#define __MTL_CALLER __builtin_return_address(0)
+template <class T>
+__MTL_INLINE __mtl_exchange *enter(T x, int op, int uniform, const void *caller, unsigned site) {
   static_assert(sizeof(T) <= 32, "value too large for a SIMD function");
-  return mtl_simd_enter(&x, sizeof(T), op, uniform, site);
+  return mtl_simd_enter(&x, sizeof(T), op, uniform, caller, site);
 }
 __MTL_INLINE bool active(const __mtl_exchange *e, unsigned lane) { return lane < 32 && ((e->mask >> lane) & 1); }
 template <class T> __MTL_INLINE T get(const __mtl_exchange *e, unsigned lane, unsigned site) {
@@ -41,7 +44,7 @@ template <class T> __MTL_INLINE T get(const __mtl_exchange *e, unsigned lane, un
 
 // Reductions combine lanes 1, 2, 4, 8 and 16 apart, in this order, skipping inactive lanes. The lane that resumes first
 // computes the result for all.
-template <class T, class O> __attribute__((noinline)) void combine(__mtl_exchange *e) {
+template <class T, class O> __MTL_OUTLINE void combine(__mtl_exchange *e) {
   T v[32];
   unsigned mask = e->mask;
   for (int i = 0; i < 32; ++i) __builtin_memcpy(&v[i], e->slot[i], sizeof(T));
@@ -54,72 +57,73 @@ template <class T, class O> __attribute__((noinline)) void combine(__mtl_exchang
   __builtin_memcpy(e->result, &v[0], sizeof(T));
   e->ready = 1;
 }
-template <class T, class O> __MTL_INLINE T reduce(T x, unsigned site) {
-  __mtl_exchange *e = enter(x, O::op, 0, site);
+template <class T, class O> __MTL_OUTLINE T reduce(T x, unsigned site) {
+  __mtl_exchange *e = enter(x, O::op, 0, __MTL_CALLER, site);
   if (!e->ready) combine<T, O>(e);
   T r;
   __builtin_memcpy(&r, e->result, sizeof(T));
   return r;
 }
-template <class T, class O> __MTL_INLINE T scan(T x, T identity, bool inclusive, unsigned site) {
+template <class T, class O> __MTL_OUTLINE T scan(T x, T identity, bool inclusive, unsigned site) {
   unsigned end = mtl_simd_lane() + inclusive;
-  __mtl_exchange *e = enter(x, (inclusive ? SCAN_INCLUSIVE : SCAN_EXCLUSIVE) + 64 * O::op, 0, site);
+  __mtl_exchange *e = enter(x, (inclusive ? SCAN_INCLUSIVE : SCAN_EXCLUSIVE) + 64 * O::op, 0, __MTL_CALLER, site);
   T r = identity;
   for (unsigned i = 0; i < end; ++i)
     if (active(e, i)) r = O::f(r, get<T>(e, i, site));
   return r;
 }
-template <class T, class O> __MTL_INLINE T quad_reduce(T x, unsigned site) {
+template <class T, class O> __MTL_OUTLINE T quad_reduce(T x, unsigned site) {
   unsigned first = mtl_simd_lane() & ~3u;
-  __mtl_exchange *e = enter(x, QUAD + 64 * O::op, 0, site);
+  __mtl_exchange *e = enter(x, QUAD + 64 * O::op, 0, __MTL_CALLER, site);
   T a = O::f(get<T>(e, first, site), get<T>(e, first + 1, site));
   return O::f(a, O::f(get<T>(e, first + 2, site), get<T>(e, first + 3, site)));
 }
-template <class T> __MTL_INLINE T shuffle(T x, unsigned lane, unsigned site) {
-  return get<T>(enter(x, SHUFFLE, 0, site), lane, site);
+template <class T> __MTL_OUTLINE T shuffle(T x, unsigned lane, unsigned site) {
+  return get<T>(enter(x, SHUFFLE, 0, __MTL_CALLER, site), lane, site);
 }
-template <class T> __MTL_INLINE T shuffle_xor(T x, unsigned mask, unsigned site) {
+template <class T> __MTL_OUTLINE T shuffle_xor(T x, unsigned mask, unsigned site) {
   unsigned me = mtl_simd_lane();
-  return get<T>(enter(x, SHUFFLE_XOR, (int)mask, site), me ^ mask, site);
+  return get<T>(enter(x, SHUFFLE_XOR, (int)mask, __MTL_CALLER, site), me ^ mask, site);
 }
-template <class T> __MTL_INLINE T shuffle_up(T x, unsigned delta, unsigned site) {
+template <class T> __MTL_OUTLINE T shuffle_up(T x, unsigned delta, unsigned site) {
   unsigned me = mtl_simd_lane();
-  __mtl_exchange *e = enter(x, SHUFFLE_UP, (int)delta, site);
+  __mtl_exchange *e = enter(x, SHUFFLE_UP, (int)delta, __MTL_CALLER, site);
   return me < delta ? x : get<T>(e, me - delta, site);
 }
-template <class T> __MTL_INLINE T shuffle_down(T x, unsigned delta, unsigned site) {
+template <class T> __MTL_OUTLINE T shuffle_down(T x, unsigned delta, unsigned site) {
   unsigned me = mtl_simd_lane();
-  __mtl_exchange *e = enter(x, SHUFFLE_DOWN, (int)delta, site);
+  __mtl_exchange *e = enter(x, SHUFFLE_DOWN, (int)delta, __MTL_CALLER, site);
   return me + delta > 31 ? x : get<T>(e, me + delta, site);
 }
-template <class T> __MTL_INLINE T rotate_up(T x, unsigned delta, unsigned site) {
+template <class T> __MTL_OUTLINE T rotate_up(T x, unsigned delta, unsigned site) {
   unsigned me = mtl_simd_lane();
-  return get<T>(enter(x, ROTATE_UP, (int)delta, site), (me - delta) & 31, site);
+  return get<T>(enter(x, ROTATE_UP, (int)delta, __MTL_CALLER, site), (me - delta) & 31, site);
 }
-template <class T> __MTL_INLINE T rotate_down(T x, unsigned delta, unsigned site) {
+template <class T> __MTL_OUTLINE T rotate_down(T x, unsigned delta, unsigned site) {
   unsigned me = mtl_simd_lane();
-  return get<T>(enter(x, ROTATE_DOWN, (int)delta, site), (me + delta) & 31, site);
+  return get<T>(enter(x, ROTATE_DOWN, (int)delta, __MTL_CALLER, site), (me + delta) & 31, site);
 }
 template <class T> struct pair { T value, filling; };
-template <class T> __MTL_INLINE T fill_up(T x, T filling, unsigned delta, unsigned modulo, unsigned site) {
+template <class T> __MTL_OUTLINE T fill_up(T x, T filling, unsigned delta, unsigned modulo, unsigned site) {
   unsigned me = mtl_simd_lane(), within = me % modulo;
-  __mtl_exchange *e = enter(pair<T>{x, filling}, FILL_UP, (int)delta, site);
+  __mtl_exchange *e = enter(pair<T>{x, filling}, FILL_UP, (int)delta, __MTL_CALLER, site);
   if (within >= delta) return get<pair<T>>(e, me - delta, site).value;
   return get<pair<T>>(e, me - within + (modulo - delta + within), site).filling;
 }
-template <class T> __MTL_INLINE T fill_down(T x, T filling, unsigned delta, unsigned modulo, unsigned site) {
+template <class T> __MTL_OUTLINE T fill_down(T x, T filling, unsigned delta, unsigned modulo, unsigned site) {
   unsigned me = mtl_simd_lane(), within = me % modulo;
-  __mtl_exchange *e = enter(pair<T>{x, filling}, FILL_DOWN, (int)delta, site);
+  __mtl_exchange *e = enter(pair<T>{x, filling}, FILL_DOWN, (int)delta, __MTL_CALLER, site);
   if (within + delta < modulo) return get<pair<T>>(e, me + delta, site).value;
   return get<pair<T>>(e, me - within + (within + delta - modulo), site).filling;
 }
-template <class T> __MTL_INLINE T broadcast(T x, unsigned lane, unsigned site) {
-  return get<T>(enter(x, BROADCAST, (int)lane, site), lane, site);
+template <class T> __MTL_OUTLINE T broadcast(T x, unsigned lane, unsigned site) {
+  return get<T>(enter(x, BROADCAST, (int)lane, __MTL_CALLER, site), lane, site);
 }
-template <class T> __MTL_INLINE T broadcast_first(T x, unsigned site) {
-  __mtl_exchange *e = enter(x, BROADCAST_FIRST, 0, site);
+template <class T> __MTL_OUTLINE T broadcast_first(T x, unsigned site) {
+  __mtl_exchange *e = enter(x, BROADCAST_FIRST, 0, __MTL_CALLER, site);
   return get<T>(e, __builtin_ctz(e->mask), site);
 }
+__MTL_OUTLINE __mtl_exchange *meet(int x, int op, unsigned site) { return enter(x, op, 0, __MTL_CALLER, site); }
 __MTL_INLINE unsigned quad_lane(unsigned lane) { return (mtl_simd_lane() & ~3u) + lane; }
 }  // namespace __mtl
 
@@ -200,7 +204,7 @@ struct simd_vote {
   constexpr bool any() const { return v != 0; }
 };
 __MTL_INLINE simd_vote simd_ballot(bool vote, __MTL_SITE) {
-  __mtl_exchange *e = __mtl::enter((int)vote, __mtl::BALLOT, 0, __site);
+  __mtl_exchange *e = __mtl::meet((int)vote, __mtl::BALLOT, __site);
   ulong votes = 0;
   for (unsigned i = 0; i < 32; ++i)
     if (__mtl::active(e, i) && __mtl::get<int>(e, i, __site)) votes |= 1ul << i;
@@ -209,11 +213,11 @@ __MTL_INLINE simd_vote simd_ballot(bool vote, __MTL_SITE) {
 __MTL_INLINE bool simd_all(bool vote, __MTL_SITE) { return __mtl::reduce<int, __mtl::bit_and>(vote, __site) != 0; }
 __MTL_INLINE bool simd_any(bool vote, __MTL_SITE) { return __mtl::reduce<int, __mtl::bit_or>(vote, __site) != 0; }
 __MTL_INLINE simd_vote simd_active_threads_mask(__MTL_SITE) {
-  return simd_vote(__mtl::enter(0, __mtl::ACTIVE, 0, __site)->mask);
+  return simd_vote(__mtl::meet(0, __mtl::ACTIVE, __site)->mask);
 }
 __MTL_INLINE bool simd_is_first(__MTL_SITE) {
   unsigned me = mtl_simd_lane();
-  return (unsigned)__builtin_ctz(__mtl::enter(0, __mtl::ACTIVE, 1, __site)->mask) == me;
+  return (unsigned)__builtin_ctz(__mtl::meet(0, __mtl::ACTIVE, __site)->mask) == me;
 }
 }  // namespace metal
 
