@@ -8,7 +8,7 @@ it departs from what was read.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxlin.backend import mx
@@ -71,7 +71,7 @@ class Conversation:
         logprobs: int | None = None,
         progress: Progress | None = None,
         **sampling: Any,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Reply to `text`; options as in `generate.stream`.
 
         Message and reply become part of the conversation when the iteration ends or is given up, if there is any reply.

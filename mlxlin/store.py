@@ -153,7 +153,11 @@ class SessionStore:
         Raises:
             SessionError: there is none of this name, or it is damaged.
         """
-        return archive.read(self._known(name))
+        try:
+            return archive.read(self._known(name))
+        except SessionError as error:
+            hint = "What was said may still be whole: take it with --from-text, or /load NAME text."
+            raise SessionError(error.message, hint if self.exists(name) else error.hint) from error
 
     def record(self, name: str) -> dict[str, Any]:
         """What was said in a session, and how, without its arrays; also of one whose arrays are damaged.

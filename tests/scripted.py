@@ -32,8 +32,8 @@ FORGETFUL = """\
 {{ m.content }}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<s>assistant
-<think>
-{% endif -%}"""
+{% if enable_thinking is not defined or enable_thinking -%}<think>
+{% endif -%}{% endif -%}"""
 PLAIN = """\
 {%- for m in messages %}<s>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -52,6 +52,7 @@ class Scripted:
     Attributes:
         read: tokens read so far.
         before: called before every further token of a reply with how many there are.
+        scripted: false lets the model say what it wants.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, replies: Iterable[Reply]) -> None:
@@ -60,6 +61,7 @@ class Scripted:
             [*(tokenizer.encode(reply, bos=False) if isinstance(reply, str) else reply), self.end] for reply in replies
         )
         self.before: Callable[[int], None] = lambda said: None
+        self.scripted = True
         self._prompt, self._reply, self._reading = 0, [self.end], False
 
     def __call__(self, ids: Any, state: State | None = None, **options: Any) -> tuple[mx.array | None, State]:
@@ -68,6 +70,8 @@ class Scripted:
         if deciding:
             self.before(int(state.positions[0].item()) - self._prompt + 1 if state else 0)
         logits, after = self.model(ids, state, **options)
+        if not self.scripted:
+            return logits, after
         if logits is None:
             self._reading = False
             return logits, after

@@ -10,11 +10,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import mlxlin
+from mlxlin_cli.branches import count
 from mlxlin_cli.options import SAMPLING
-from mlxlin_cli.terminal import say, size, table
+from mlxlin_cli.terminal import interactive, say, size, table
 
 if TYPE_CHECKING:
-    from mlxlin_cli.chat import Chat
+    from mlxlin_cli.conversation import Chat
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def undo(chat: Chat, _: str) -> None:
 
 
 def retry(chat: Chat, _: str) -> None:
-    text = chat.conversation.undo()
-    if text is None:
+    turns = chat.conversation.turns
+    if not turns:
         raise mlxlin.InputError("There is nothing to try again.", "Say something first.")
-    chat.reply(text)
+    chat.replace(len(turns) // 2, str(turns[-2]["content"]))
 
 
 def edit(chat: Chat, text: str) -> None:
@@ -63,42 +64,48 @@ def edit(chat: Chat, text: str) -> None:
     match = re.fullmatch(r"(\d+)?\s*(.*)", text, re.DOTALL)
     assert match is not None
     turn, new = int(match[1] or turns), match[2]
-    if not new and not sys.stdin.isatty():
-        raise mlxlin.InputError("There is nothing to put in the message's place.", "Say /edit TURN TEXT.")
-    old = chat.conversation.edit(turn)
+    if not 1 <= turn <= turns:
+        raise mlxlin.InputError(f"There is no turn {turn}.", f"The conversation has {count(turns)}.")
     if new:
-        chat.reply(new)
+        chat.replace(turn, new)
+    elif sys.stdin.isatty() and interactive(sys.stderr):
+        chat.editing = turn
     else:
-        chat.draft = old
+        raise mlxlin.InputError("There is nothing to put in the message's place.", "Say /edit TURN TEXT.")
 
 
-def fork(chat: Chat, name: str) -> None:
-    if not name:
-        raise mlxlin.InputError("A fork needs a name.", "Say /fork NAME; /load NAME returns to this place.")
-    chat.forks[name] = chat.conversation.fork()
-    say(f"Kept this place as '{name}'; /load {name} returns to it.")
+def fork(chat: Chat, text: str) -> None:
+    if text.isdecimal():
+        chat.branches.go(int(text))
+    elif not text:
+        chat.branches.fork()
+    elif text != "list":
+        raise mlxlin.InputError(f"'{text}' is no branch.", "Say /fork, /fork N, or /fork list.")
+    say(table(chat.branches.rows()))
 
 
 def save(chat: Chat, name: str) -> None:
-    name = name or chat.session
-    if not name:
+    keeper = chat.keeper
+    if not (name := name or keeper.name or ""):
         raise mlxlin.InputError("A session needs a name.", "Say /save NAME.")
-    chat.save(name)
-    chat.session = name
-    say(f"Saved as '{name}'; it will be saved again on leaving.")
+    if name != keeper.name:
+        keeper.rename(name)
+    if chat.save():
+        say(f"Saved as '{name}', and again after every reply.")
 
 
-def load(chat: Chat, text: str) -> None:
-    match = re.fullmatch(r"(.+?)(\s+text)?", text)
-    if not match:
-        raise mlxlin.InputError("What is to be loaded?", "Say /load NAME, with a fork's or a session's name.")
-    name = match[1]
-    if name in chat.forks:
-        chat.conversation = chat.forks[name].fork()
-    else:
-        chat.conversation.restore(*chat.store.load(name), from_text=bool(match[2]))
-        chat.session = name
-    say(f"Went to '{name}': {len(chat.conversation.turns) // 2} turns.")
+def load(chat: Chat, name: str) -> None:
+    store = chat.keeper.store
+    if not name:
+        raise mlxlin.InputError("What is to be loaded?", "Say /load NAME; 'mlxlin sessions' lists them.")
+    if chat.keeper.name is None and not chat.branches.empty:
+        raise mlxlin.InputError("This chat is not saved and would be lost.", "Say /save NAME first.")
+    from_text = name.endswith(" text") and not store.exists(name)
+    name = name.removesuffix(" text").strip() if from_text else name
+    store.record(name)  # refuses an unknown name, which would begin a session
+    if chat.save():
+        chat.open(name, from_text=from_text)
+        say(f"Session '{name}': {count(len(chat.conversation.turns) // 2)}.")
 
 
 def system(chat: Chat, text: str) -> None:
@@ -131,23 +138,21 @@ def _change(chat: Chat, name: str, value: str) -> None:
 
 
 def stats(chat: Chat, _: str) -> None:
-    talk = chat.conversation
-    line, model = talk.timeline, chat.loaded.model
-    checkpoints = f"{len(line.points)}, {size(line.checkpoint_nbytes)} of at most {size(line.budget)}"
-    say(
-        table(
-            [
-                ["model", f"{chat.loaded.name}, {size(model.nbytes)} of weights"],
-                ["turns", str(len(talk.turns) // 2)],
-                ["read", f"{line.position:,} of {model.context:,} tokens"],
-                ["state", f"{size(line.state.recurrent_nbytes)}, and {size(line.state.kv_nbytes)} of keys and values"],
-                ["checkpoints", checkpoints],
-                ["session", chat.session or "not saved"],
-                ["forks", ", ".join(chat.forks) or "none"],
-                ["last reply", chat.last or "none yet"],
-            ]
-        )
-    )
+    line, model = chat.conversation.timeline, chat.loaded.model
+    state, branches = line.state, chat.branches
+    rows = [
+        ["model", f"{chat.loaded.name}, {size(model.nbytes)} of weights"],
+        ["session", chat.keeper.name or "not saved"],
+        ["branch", f"{branches.here} of {len(branches)}"],
+        ["turns", str(len(chat.conversation.turns) // 2)],
+        ["read", f"{line.position:,} of {chat.options['context'] or model.context:,} tokens"],
+        ["state", size(state.recurrent_nbytes)],
+        ["keys, values", f"{size(state.kv_nbytes)}, room for {size(state.kv_capacity_nbytes)}"],
+        ["checkpoints", f"{len(line.points)}, {size(line.checkpoint_nbytes)} of at most {size(line.budget)}"],
+        ["held in all", size(branches.held_nbytes)],
+        ["last reply", chat.last or "none yet"],
+    ]
+    say(table(rows))
 
 
 def clear(chat: Chat, _: str) -> None:
@@ -164,12 +169,12 @@ COMMANDS = {
     "undo": SlashCommand(undo, "", "take back the last message and its reply"),
     "retry": SlashCommand(retry, "", "reply to the last message again"),
     "edit": SlashCommand(edit, "[TURN] [TEXT]", "change a message, the last one by default, and go on from there"),
-    "fork": SlashCommand(fork, "NAME", "keep this place under a name, until you leave"),
-    "save": SlashCommand(save, "[NAME]", "save the conversation as a session, now and on leaving"),
-    "load": SlashCommand(load, "NAME [text]", "go to a fork or a session; with 'text' also one of another model"),
+    "fork": SlashCommand(fork, "[N|list]", "begin a branch here, go to branch N, or list them"),
+    "save": SlashCommand(save, "[NAME]", "save as a session, now and after every reply"),
+    "load": SlashCommand(load, "NAME [text]", "go on with a session; with 'text' also one of another model"),
     "system": SlashCommand(system, "[TEXT]", "show or replace the system prompt"),
     "set": SlashCommand(change, "[NAME VALUE]", f"show or change {', '.join(o.flag[2:] for o in SAMPLING.values())}"),
-    "stats": SlashCommand(stats, "", "turns, memory, checkpoints, and the cost of the last reply"),
+    "stats": SlashCommand(stats, "", "turns, tokens, what is held in memory, and the cost of the last reply"),
     "clear": SlashCommand(clear, "", "forget the conversation, keep the system prompt"),
     "quit": SlashCommand(leave, "", "leave; so does Ctrl-D"),
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +19,7 @@ from mlxlin_cli.options import (
     reply_options,
     sampling_arguments,
     sampling_options,
+    system_prompt,
 )
 from mlxlin_cli.reply import Printer, Reply, stats_line
 from mlxlin_cli.terminal import interactive, progress, say, write
@@ -49,6 +52,7 @@ def command(settings: Settings, /, prompt: str | None, **options: Any) -> None:
     """Complete one PROMPT: from the argument, from a pipe, or from - (standard input)."""
     if options["logprobs"] is not None and not options["as_json"]:
         raise click.UsageError("--logprobs needs --json.")
+    options["system"] = system_prompt(options)
     if options["raw"] and (options["system"] or options["think"] is not None):
         raise click.UsageError("--raw goes without the chat template, so --system and --think have no place in it.")
     text = read_prompt(prompt)
@@ -83,27 +87,26 @@ def read_prompt(prompt: str | None) -> str:
 def complete(loaded: Loaded, text: str, options: dict[str, Any]) -> Reply:
     """Generate and print the completion of `text`; with `as_json` only collect it."""
     tokenizer, think = loaded.tokenizer, options["think"]
-    prompt: str | list[dict[str, str]] = text
     splitter = None
+    ask: Callable[..., Iterator[Piece]]
     if options["raw"]:
         length = len(tokenizer.encode(text))
+        ask = partial(mlxlin.stream, loaded.model, tokenizer, text, raw=True)
     else:
-        system = [{"role": "system", "content": options["system"]}] if options["system"] else []
-        prompt = [*system, {"role": "user", "content": text}]
-        length = len(tokenizer.chat(prompt, think=think))
-        splitter = tokenizer.thought_splitter(prompt, think=think)
+        # a system prompt that was read before, on this machine, is not read again
+        timeline = mlxlin.Timeline(loaded.model, store=mlxlin.PrefixStore(loaded.model.fingerprint))
+        talk = mlxlin.Conversation(loaded.model, tokenizer, system=options["system"], timeline=timeline)
+        length = len(talk.prompt(text, think=think))
+        splitter = tokenizer.thought_splitter([*talk.messages, {"role": "user", "content": text}], think=think)
+        ask = partial(talk.ask, text)
     loaded.check_memory(min(length + options["max_tokens"], options["context"] or loaded.model.context))
     printer = Printer(splitter, hide_thoughts=options["hide_thinking"], quiet=options["as_json"])
     with progress("Reading the prompt") as report:
-        pieces = mlxlin.stream(
-            loaded.model,
-            tokenizer,
-            prompt,
+        pieces = ask(
             max_tokens=options["max_tokens"],
             stop=options["stop"],
             think=think,
             logprobs=options["logprobs"],
-            raw=options["raw"],
             context=options["context"],
             progress=report,
             **sampling_arguments(options),
@@ -119,6 +122,7 @@ def as_object(loaded: Loaded, reply: Reply, logprobs: int | None) -> dict[str, A
         "text": reply.answer,
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
+        "reuse": stats.reuse,
         "generated_tokens": stats.generated_tokens,
         "finish_reason": reply.finish_reason,
         "prefill_tps": stats.prefill_tps,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 Read = Callable[[str], str]
-"""Gives the next message as typed, begun with a draft where it can be edited; EOFError at the end."""
+"""Gives the next message as typed, begun with a draft where it can be edited; "" when given up, EOFError at the end."""
 
 PROMPT, MORE = "> ", ". "
 QUOTES = '"""'
@@ -102,12 +102,11 @@ def editor(history: Path, commands: Sequence[str]) -> Read:
     )
 
     def read(draft: str) -> str:
-        while True:
-            try:
-                return session.prompt(PROMPT, default=draft)
-            except KeyboardInterrupt:
-                draft = ""
-                say("(Ctrl-D or /quit leaves)", dim=True)
+        try:
+            return session.prompt(PROMPT, default=draft)
+        except KeyboardInterrupt:
+            say("(Ctrl-D or /quit leaves)", dim=True)
+            return ""
 
     return read
 

@@ -24,7 +24,7 @@ class Loaded:
     @property
     def path(self) -> str:
         """Which implementations of the recurrences this machine chooses from, in their order."""
-        return ", ".join(row["path"] for row in mlxlin.recurrences.paths.table())
+        return ", ".join(dict.fromkeys(row["path"] for row in mlxlin.recurrences.paths.table()))
 
     def describe(self) -> dict[str, Any]:
         """What a measurement of it depends on; plain values."""
@@ -37,18 +37,19 @@ class Loaded:
             "path": self.path,
         }
 
-    def check_memory(self, tokens: int) -> None:
-        """Refuse before the state of `tokens` tokens would not fit.
+    def check_memory(self, tokens: int, held: int = 0) -> None:
+        """Refuse before the state of `tokens` tokens would not fit; `held` bytes of it are there already.
 
         Raises:
             ResourceError: with both numbers.
         """
         from mlxlin.memory import available_bytes
 
-        needed, free = self.model.state_nbytes(tokens), available_bytes()
+        needed, free = self.model.state_nbytes(tokens) - held, available_bytes()
         if needed > free:
             raise mlxlin.ResourceError(
-                f"A context of {tokens:,} tokens needs {size(needed)} of memory; {size(free)} are free.",
+                f"A context of {tokens:,} tokens needs {size(needed)}{' more' if held else ''} of memory; "
+                f"{size(free)} are free.",
                 "Limit it with --context, or give other programs' memory back.",
             )
 

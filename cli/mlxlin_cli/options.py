@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+import mlxlin
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -107,7 +110,7 @@ def sampling_options(command: Decorated) -> Decorated:
 
 
 def reply_options(command: Decorated) -> Decorated:
-    """What bounds and shapes a reply: `-n`, `--stop`, `--think`, `--context`, `--system`."""
+    """What bounds and shapes a reply: `--stop`, `--think`, `--context`, `--system`."""
     for option in (
         click.option(
             "--context", type=click.IntRange(min=1), metavar="TOKENS", help="Stop at this many tokens in all."
@@ -115,6 +118,7 @@ def reply_options(command: Decorated) -> Decorated:
         click.option("--think/--no-think", default=None, help="Ask for thinking or not, where the template can."),
         click.option("--hide-thinking", is_flag=True, help="Do not show the thoughts."),
         click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
+        click.option("--system-file", type=click.Path(path_type=Path), help="System prompt from a text file."),
         click.option("--system", metavar="TEXT", help="System prompt."),
     ):
         command = option(command)
@@ -127,3 +131,20 @@ def sampling_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("logit_bias"):
         chosen["logit_bias"] = dict(given["logit_bias"])
     return chosen
+
+
+def system_prompt(given: Mapping[str, Any]) -> str | None:
+    """The system prompt from `--system` or `--system-file`; None where there is none.
+
+    Raises:
+        InputError: the file cannot be read as UTF-8.
+    """
+    text, path = given["system"], given["system_file"]
+    if path is None:
+        return text or None
+    if text is not None:
+        raise click.UsageError("--system and --system-file are two ways to say one thing.")
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise mlxlin.InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error

@@ -82,7 +82,7 @@ class Printer:
 
 def stats_line(stats: Stats) -> str:
     """One line: what was reused and why not more, tokens and speeds, the size of the state."""
-    parts = [f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,} ({stats.reuse})"] if stats.reuse else []
+    parts = [f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,} tokens ({stats.reuse})"] if stats.reuse else []
     read = ("read", stats.prompt_tokens - stats.reused_tokens, stats.prefill_tps)
     for verb, tokens, speed in (read, ("wrote", stats.generated_tokens, stats.decode_tps)):
         parts.append(f"{verb} {tokens:,}" + (f" at {number(speed)}/s" if speed else ""))

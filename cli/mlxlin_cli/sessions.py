@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
+import mlxlin
 from mlxlin_cli.options import debug_option
 from mlxlin_cli.terminal import say, size, table, write
+
+if TYPE_CHECKING:
+    from mlxlin.store import SessionInfo
 
 EPILOG = """\b
 Examples:
@@ -29,15 +34,20 @@ def command(ctx: click.Context) -> None:
 @command.command("list")
 @debug_option
 def list_command() -> None:
-    """Names, dates and sizes, the latest first."""
-    from mlxlin.store import SessionStore
-
-    found = SessionStore().list()
+    """Names, dates, turns, models and sizes, the latest first."""
+    store = mlxlin.SessionStore()
+    found = store.list()
     if not found:
         say("No conversation is saved. 'mlxlin chat --session NAME' begins one.")
         return
-    rows = [[s.name, time.strftime("%Y-%m-%d %H:%M", time.localtime(s.saved)), size(s.nbytes)] for s in found]
-    write(table([["session", "saved", "size"], *rows], right=(2,)) + "\n")
+    rows = [["session", "saved", "turns", "model", "size"]]
+    for info in found:
+        try:
+            record = store.record(info.name)
+            rows.append([info.name, date(info), str(len(record["turns"]) // 2), model(record), size(info.nbytes)])
+        except mlxlin.SessionError:
+            rows.append([info.name, date(info), "", "damaged", size(info.nbytes)])
+    write(table(rows, right=(2, 4)) + "\n")
 
 
 @command.command("show")
@@ -45,9 +55,7 @@ def list_command() -> None:
 @debug_option
 def show_command(name: str) -> None:
     """Print what was said in NAME."""
-    from mlxlin.store import SessionStore
-
-    _, record = SessionStore().load(name)
+    record = mlxlin.SessionStore().record(name)
     said = [{"role": "system", "content": record["system"]}] if record["system"] else []
     write("\n".join(f"{turn['role']}: {turn['content']}" for turn in [*said, *record["turns"]]) + "\n")
 
@@ -58,11 +66,22 @@ def show_command(name: str) -> None:
 @debug_option
 def remove_command(name: str, yes: bool) -> None:
     """Delete NAME."""
-    from mlxlin.store import SessionStore
-
-    if not yes:
+    store = mlxlin.SessionStore()
+    if not yes and store.exists(name):
         if not sys.stdin.isatty():
             raise click.UsageError("Deleting without a terminal to ask on needs --yes.")
         click.confirm(f"Delete the session '{name}'?", abort=True, err=True)
-    SessionStore().remove(name)
+    store.remove(name)
     say(f"Deleted '{name}'.")
+
+
+def date(info: SessionInfo) -> str:
+    """When it was saved, in the local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(info.saved))
+
+
+def model(record: dict[str, Any]) -> str:
+    """The model it was saved with, as it was asked for."""
+    about = record.get("about", {})
+    bits = f" -q {about['bits']}" if about.get("bits") else ""
+    return f"{about['name']}{bits}" if "name" in about else "?"

@@ -1,12 +1,13 @@
-"""A model made of plain Python in the place of mlxlin's, and the command line run against it."""
+"""A tiny model that says what it is told in the place of the loaded one, and the command line run against it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,165 +17,63 @@ import pytest
 from mlxlin_cli import main
 
 import mlxlin
-
-
-@dataclass(frozen=True)
-class FakeStats:
-    prompt_tokens: int
-    reused_tokens: int
-    generated_tokens: int
-    finish_reason: str
-    reuse: str = ""
-    prefill_seconds: float = 0.5
-    decode_seconds: float = 1.0
-    prefill_tps: float = 1234.0
-    decode_tps: float = 56.7
-    state_bytes: int = 1_000_000
-    peak_memory_bytes: int = 5_000_000
-
-
-@dataclass(frozen=True)
-class FakePiece:
-    text: str
-    token: int | None
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    finish_reason: str | None = None
-    stats: FakeStats | None = None
-
-
-class FakeSplitter:
-    """Whole <think> and </think> pieces only."""
-
-    def __init__(self) -> None:
-        self.inside = False
-
-    def add(self, text: str) -> list[tuple[bool, str]]:
-        if text in ("<think>", "</think>"):
-            self.inside = text == "<think>"
-            return []
-        return [(self.inside, text)]
-
-    def finish(self) -> list[tuple[bool, str]]:
-        return []
-
-
-class FakeTokenizer:
-    has_chat_template = True
-    can_think = True
-    generation_defaults = {"temperature": 0.7, "top_p": 0.9}
-    vocab_size = 100
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int]) -> str:
-        return f"<{ids[0]}>"
-
-    def chat(self, messages: list[dict[str, str]], *, think: bool | None = None) -> list[int]:
-        return [1] * sum(len(m["content"]) for m in messages)
-
-    def thought_splitter(self, messages: list[dict[str, str]], *, think: bool | None = None) -> FakeSplitter | None:
-        return FakeSplitter() if think else None
+from tests.scripted import FORGETFUL, PLAIN, Reply, scripted
 
 
 @dataclass
-class FakeModel:
-    nbytes: int = 10_000_000
-    context: int = 1000
-    parameter_count: int = 4_300_000
-    dtype: str = "float32"
-    vocab_size: int = 100
-
-    fingerprint: str = "f" * 64
-
-    def fresh(self) -> None:
-        return None
-
-    def state_nbytes(self, context: int) -> int:
-        return 1_000_000 + 100 * context
-
-
-@dataclass
-class Fakes:
-    """What the fakes do and what was asked of them.
+class Script:
+    """What the model says, and what was asked of it. Its template keeps everything; `think()` gives it one that thinks.
 
     Attributes:
-        say: the words of every reply.
-        before_piece: called with the number of the piece about to be yielded.
+        replies: what it says next; "Hello world." when nothing is left.
+        loads: every name that was loaded, with the options.
+        asked: the prompt of every reply that was begun, with the options.
     """
 
-    say: Callable[[Any], list[str]] = lambda prompt: ["Hello", " world", "."]
-    before_piece: Callable[[int], None] = lambda number: None
+    folder: Path
+    replies: list[Reply] = field(default_factory=list)
     loads: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    streams: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    model: FakeModel = field(default_factory=FakeModel)
-    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    asked: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
 
-    def load(self, source: str, **options: Any) -> tuple[FakeModel, FakeTokenizer]:
+    def __post_init__(self) -> None:
+        self._make(PLAIN)
+
+    def think(self) -> None:
+        self._make(FORGETFUL)
+
+    def load(self, source: str, **options: Any) -> tuple[Any, Any]:
         self.loads.append((source, options))
         return self.model, self.tokenizer
 
-    def stream(self, model: FakeModel, tokenizer: FakeTokenizer, prompt: Any, **options: Any) -> Iterator[FakePiece]:
-        self.streams.append((prompt, options))
-        length = len(tokenizer.encode(prompt) if options.get("raw") else tokenizer.chat(prompt))
-        if options["progress"]:
-            options["progress"](length, length)
-        words = self.say(prompt)[: options["max_tokens"]]
-        likely = {}
-        if options.get("logprobs") is not None:
-            likely = {"logprob": -0.5, "top": ((7, -0.5),)[: options["logprobs"]]}
-        pieces = [FakePiece(word, number, **likely) for number, word in enumerate(words)]
-        pieces.append(FakePiece("", None, finish_reason="stop", stats=FakeStats(length, 0, len(words), "stop")))
-        for number, piece in enumerate(pieces):
-            self.before_piece(number)
-            yield piece
+    def messages(self, number: int) -> list[tuple[str, str]]:
+        """Role and text of all messages behind reply `number`, from 0."""
+        return [(message["role"], message["content"]) for message in self.asked[number][0]]
 
-    def conversation(self) -> type:
-        """A conversation that replies with `stream`, and does the rest as the real one."""
-        from mlxlin.conversation import Conversation
-
-        fakes = self
-
-        class FakeConversation(Conversation):
-            def ask(self, text: str, **options: Any) -> Iterator[Any]:
-                messages = [*self.messages, {"role": "user", "content": text}]
-                splitter = self.tokenizer.thought_splitter(messages, think=options["think"])
-                said: list[tuple[bool, str]] = []
-                try:
-                    for piece in fakes.stream(self.model, self.tokenizer, messages, **options):
-                        said += splitter.add(piece.text) if splitter else [(False, piece.text)]
-                        yield piece
-                finally:
-                    thought, answer = (
-                        "".join(t for is_thought, t in said if is_thought is kind) for kind in (True, False)
-                    )
-                    if said:
-                        message = {"role": "assistant", "content": answer}
-                        self.turns += [messages[-1], message | ({"reasoning_content": thought} if thought else {})]
-
-            def fork(self) -> Any:
-                twin = FakeConversation(self.model, self.tokenizer, system=self.system, timeline=self.timeline)
-                twin.turns = list(self.turns)
-                return twin
-
-        return FakeConversation
+    def _make(self, template: str) -> None:
+        said = (self.replies.pop(0) if self.replies else "Hello world." for _ in itertools.count())
+        defaults = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
+        self.model, self.tokenizer = scripted(self.folder, template, said, generation_config=defaults)
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fakes:
-    """Fakes in the place of `mlxlin.load`, `mlxlin.stream` and `mlxlin.describe_backend`."""
-    found = Fakes()
-    backend = {"device": "cpu", "path": "chunkwise", "memory_bytes": 10**10}
-    for name, value in {
-        "load": found.load,
-        "stream": found.stream,
-        "describe_backend": lambda: backend,
-    }.items():
-        monkeypatch.setitem(mlxlin.__dict__, name, value)
-    monkeypatch.setattr("mlxlin.conversation.Conversation", found.conversation())
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
+    """A script in the place of `mlxlin.load`, and a home of its own."""
+    made = Script(tmp_path / "model")
+    ask, stream = mlxlin.Conversation.ask, mlxlin.stream
+
+    def asked(self: Any, text: str, **options: Any) -> Generator[Any, None, None]:
+        made.asked.append(([*map(dict, self.messages), {"role": "user", "content": text}], options))
+        return ask(self, text, **options)
+
+    def streamed(model: Any, tokenizer: Any, prompt: Any, **options: Any) -> Iterator[Any]:
+        made.asked.append((prompt, options))
+        return stream(model, tokenizer, prompt, **options)
+
+    monkeypatch.setattr(mlxlin.Conversation, "ask", asked)
+    monkeypatch.setitem(mlxlin.__dict__, "load", made.load)
+    monkeypatch.setitem(mlxlin.__dict__, "stream", streamed)
     monkeypatch.setenv("MLXLIN_HOME", str(tmp_path / "home"))
-    return found
+    return made
 
 
 @dataclass(frozen=True)

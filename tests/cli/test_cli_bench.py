@@ -45,7 +45,7 @@ def test_b74_the_record_says_what_the_numbers_depend_on(cli, tmp_path: Path) -> 
         assert words in result.out
 
 
-def test_the_default_lengths_are_those_that_fit_the_context(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_lengths_are_those_that_fit_the_context(cli, script, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[Plan] = []
 
     def run(loaded: object, plan: Plan, peer: object) -> None:
@@ -54,7 +54,7 @@ def test_the_default_lengths_are_those_that_fit_the_context(cli, fakes, monkeypa
 
     monkeypatch.setattr("mlxlin_cli.bench.run", run)
     for context in (300, 2176, 10**6):
-        fakes.model.context = context
+        script.model.context = context
         cli("bench")
     cli("bench", "-p", "7")
     assert [plan.lengths for plan in plans] == [(150,), (512, 2048), (512, 2048, 8192), (7,)]

@@ -55,7 +55,7 @@ def test_wrong_usage_is_two_lines_and_code_2(cli, arguments: list[str], suggesti
     assert suggestion in lines[1]
 
 
-def test_a_deliberate_error_is_two_lines_and_code_1(cli, fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deliberate_error_is_two_lines_and_code_1(cli, script, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(source: str, **_: object) -> None:
         raise mlxlin.CheckpointError("There is no such\nfolder.", "Name another.")
 
@@ -66,11 +66,11 @@ def test_a_deliberate_error_is_two_lines_and_code_1(cli, fakes, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_an_unexpected_error_has_no_traceback_unless_asked(cli, fakes, where: str) -> None:
+def test_an_unexpected_error_has_no_traceback_unless_asked(cli, script, where: str) -> None:
     def broken(number: int) -> None:
         raise RuntimeError("[matmul] shapes")
 
-    fakes.before_piece = broken
+    script.model.before = broken
     plain = cli("generate", "hi")
     assert plain.code == 1 and len(plain.err.splitlines()) == 2
     assert "RuntimeError: [matmul] shapes" in plain.err and "--debug" in plain.err
@@ -79,22 +79,22 @@ def test_an_unexpected_error_has_no_traceback_unless_asked(cli, fakes, where: st
 
 
 @pytest.mark.parametrize("arguments", [["-m", "x", "generate", "hi"], ["generate", "hi", "-m", "x"]])
-def test_the_model_may_be_named_before_or_after_the_command(cli, fakes, arguments: list[str]) -> None:
+def test_the_model_may_be_named_before_or_after_the_command(cli, script, arguments: list[str]) -> None:
     assert cli(*arguments).code == 0
-    assert [source for source, _ in fakes.loads] == ["x"]
+    assert [source for source, _ in script.loads] == ["x"]
 
 
-def test_the_shipped_model_is_the_default(cli, fakes) -> None:
+def test_the_shipped_model_is_the_default(cli, script) -> None:
     cli("generate", "hi", "-q", "4", "--revision", "v1")
-    assert fakes.loads[0][0] == "demo"
-    assert fakes.loads[0][1]["bits"] == 4 and fakes.loads[0][1]["revision"] == "v1"
+    assert script.loads[0][0] == "demo"
+    assert script.loads[0][1]["bits"] == 4 and script.loads[0][1]["revision"] == "v1"
 
 
-def test_interruption_is_130(cli, fakes) -> None:
+def test_interruption_is_130(cli, script) -> None:
     def interrupt(number: int) -> None:
         raise KeyboardInterrupt
 
-    fakes.before_piece = interrupt
+    script.model.before = interrupt
     result = cli("generate", "hi")
     assert result.code == 130 and result.err == "Interrupted.\n"
 
