@@ -81,7 +81,7 @@ class Mlxlin:
         self._local = Local(model)
         self.about: dict[str, Any] = {name: importlib.metadata.version(name) for name in ("mlxlin", "mlx")}
         self.about |= {"parameters": model.parameter_count, "weight_bytes": model.nbytes, "vocab": model.vocab_size}
-        self.about["path"] = ", ".join(row["path"] for row in paths.table())
+        self.about["path"] = ", ".join(dict.fromkeys(row["path"] for row in paths.table()))
 
     def trial(self, prompt: list[int], count: int, turn: list[int]) -> dict[str, Any]:
         return dataclasses.asdict(self._local.trial(prompt, count, turn))
