@@ -1,52 +1,38 @@
-"""How far a converted or quantised model is from its source: told on text the source itself writes.
+"""How far a converted model is from its source, measured on a text: KL divergence, agreement, perplexity.
 
-No corpus is needed, and the text is in every model's own language: the source continues a few openings, its
-probabilities at every place of that text are kept, and another model's are compared with them.
+Both models are run layer by layer, so that neither needs to fit into memory.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mlxlin.backend import mx
+from mlxlin.convert.prepare import Prepared
+from mlxlin.convert.resolve import Notice, Progress, resolve
 from mlxlin.errors import InputError, NumericsError
-from mlxlin.generate import decode, prefill
-from mlxlin.loader import load
-from mlxlin.models import Model
-from mlxlin.sampling import Sampler, Sampling
+from mlxlin.layerwise import Layerwise
+from mlxlin.loader import open_path
+from mlxlin.sample_text import TEXT
 from mlxlin.tokenizer import Tokenizer
 
-Progress = Callable[[int, int], None]
-OPENINGS = ("The", "Once upon a time", "def main():", "Question: Why")
-BITS = (2, 3, 4, 5, 6, 8)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Text a model has written, and what it thought of it.
-
-    Attributes:
-        rows: token ids of each text.
-        logprobs: for each row, natural-log probabilities of all tokens behind each of its places but the last,
-            float32 [T - 1, vocab].
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-    logprobs: tuple[mx.array, ...]
+TOKENS = 512  # of the text, at most
+_POSITIONS = 64  # whose logits are compared at a time
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One model against a reference.
+    """One model against its source, over a text.
 
     Attributes:
-        kl: mean Kullback-Leibler divergence KL(source || other) per place, in nats.
+        kl: mean over places of the Kullback-Leibler divergence KL(source || other), in nats.
         worst_kl: the largest one.
         agreement: share of places where both find the same token likeliest.
-        perplexities: of the source and of the other model on the text.
+        perplexities: of the text, under the source and under the other model.
         places: how many were compared.
     """
 
@@ -57,108 +43,66 @@ class Difference:
     places: int
 
 
-def write_reference(
-    model: Model, tokenizer: Tokenizer, *, tokens: int = 128, seed: int = 0, progress: Progress | None = None
-) -> Reference:
-    """Let `model` continue every opening by `tokens` sampled tokens (temperature 1, the end of the text ignored).
-
-    Args:
-        progress: called with (openings done, openings in all).
-    """
-    rows, logprobs = [], []
-    for number, opening in enumerate(OPENINGS):
-        start = tokenizer.encode(opening)
-        logits, state = prefill(model, start)
-        sampler = Sampler(Sampling(temperature=1.0, seed=seed + number))
-        decoding = decode(model, logits, state, sampler, max_tokens=tokens)
-        row = (*start, *(step.token for step in decoding))
-        rows.append(row)
-        logprobs.append(_logprobs(model, row))
-        if progress is not None:
-            progress(number + 1, len(OPENINGS))
-    return Reference(tuple(rows), tuple(logprobs))
-
-
-def compare(reference: Reference, model: Model) -> Difference:
-    """Measure `model` against a reference.
-
-    Raises:
-        InputError: the two have different vocabularies.
-        NumericsError: a probability is not finite.
-    """
-    divergences, equal, before, after = [], 0.0, 0.0, 0.0
-    for row, ours in zip(reference.rows, reference.logprobs, strict=True):
-        theirs = _logprobs(model, row)
-        if theirs.shape != ours.shape:
-            raise InputError(f"The vocabularies differ: {ours.shape[-1]} and {theirs.shape[-1]} tokens.")
-        chosen = mx.array(row[1:])[:, None]
-        divergences.append((mx.exp(ours) * (ours - theirs)).sum(axis=-1))
-        equal += _number((ours.argmax(axis=-1) == theirs.argmax(axis=-1)).sum())
-        before -= _number(mx.take_along_axis(ours, chosen, axis=-1).sum())
-        after -= _number(mx.take_along_axis(theirs, chosen, axis=-1).sum())
-    kl = mx.concatenate(divergences)
-    places = kl.size
-    if not math.isfinite(after) or not mx.all(mx.isfinite(kl)).item():
-        raise NumericsError("The model compared with the source gives numbers that are not finite.")
-    perplexities = (math.exp(before / places), math.exp(after / places))
-    mean, worst = (max(0.0, _number(value)) for value in (kl.mean(), kl.max()))  # rounding may go below zero
-    return Difference(mean, worst, equal / places, perplexities, places)
-
-
 def check_conversion(
     source: str | Path,
     converted: str | Path,
     *,
     revision: str | None = None,
-    tokens: int = 128,
+    tokens: Sequence[int] | None = None,
     progress: Progress | None = None,
+    notice: Notice | None = None,
 ) -> Difference:
-    """Compare a converted folder with its source; the two models are loaded one after the other."""
-    reference = write_reference(*load(source, revision=revision), tokens=tokens, progress=progress)
-    return compare(reference, load(converted)[0])
+    """Compare a model with what was made of it, on a built-in text.
 
-
-def choose_bits(
-    source: str | Path,
-    target_kl: float,
-    *,
-    revision: str | None = None,
-    bits: Sequence[int] = BITS,
-    tokens: int = 128,
-    progress: Progress | None = None,
-) -> tuple[int, list[tuple[int, Difference]]]:
-    """The fewest bits per weight whose divergence from the source stays within `target_kl`.
-
-    Returns:
-        The bits, and all that was tried, in order.
+    Args:
+        source: as for `load`.
+        converted: a folder, or any other form of the same model.
+        revision: of the source, where it is a hub id.
+        tokens: to run both on instead.
+        progress: called with (layers done, layers in all), for one model and then for the other.
+        notice: as for `load`.
 
     Raises:
-        InputError: not even the most bits do, or the target is no positive number.
+        InputError: two models with different vocabularies.
+        NumericsError: a probability that is not finite.
     """
-    if not target_kl > 0:
-        raise InputError(f"The divergence to stay within is {target_kl}; it must be above 0.", "Say for example: 0.05")
-    reference = write_reference(*load(source, revision=revision), tokens=tokens, progress=progress)
-    tried: list[tuple[int, Difference]] = []
-    for count in sorted(bits):
-        tried.append((count, compare(reference, load(source, bits=count, revision=revision)[0])))
-        if tried[-1][1].kl <= target_kl:
-            return count, tried
-    raise InputError(
-        f"With {tried[-1][0]} bits the divergence is {tried[-1][1].kl:.3g} nats, more than {target_kl:g}.",
-        "Allow more, or leave the numbers as they are.",
-    )
+    path, other = resolve(source, revision, notice=notice), resolve(converted)
+    return compare(open_path(path), open_path(other), sample_tokens(path) if tokens is None else tokens, progress)
 
 
-def _logprobs(model: Model, row: Sequence[int]) -> mx.array:
-    """Float32 [T - 1, vocab] of a text of T tokens."""
-    logits, _ = model([list(row[:-1])])
-    assert logits is not None
-    found = logits[0] - mx.logsumexp(logits[0], axis=-1, keepdims=True)
-    mx.eval(found)
-    return found
+def sample_tokens(path: Path) -> list[int]:
+    """The built-in text in the tokens of the model at `path`."""
+    return Tokenizer.from_folder(path if path.is_dir() else path.parent).encode(TEXT)[:TOKENS]
 
 
-def _number(array: mx.array) -> float:
-    value = array.item()
-    assert not isinstance(value, complex)
-    return float(value)
+def compare(source: Prepared, other: Prepared, tokens: Sequence[int], progress: Progress | None = None) -> Difference:
+    """`check_conversion`, of prepared models."""
+    if len(tokens) < 2:
+        raise InputError("A comparison needs at least two tokens.")
+    ours, theirs = (m.logits(m.hidden(progress)) for m in (Layerwise(source, tokens), Layerwise(other, tokens)))
+    return measure(ours, theirs, tokens)
+
+
+def measure(ours: mx.array, theirs: mx.array, tokens: Sequence[int]) -> Difference:
+    """Compare the logits [T, vocab] of a source and of another model on tokens [T].
+
+    Raises:
+        InputError: different vocabularies.
+        NumericsError: a probability that is not finite.
+    """
+    if ours.shape != theirs.shape:
+        raise InputError(f"The vocabularies differ: {ours.shape[-1]} and {theirs.shape[-1]} tokens.")
+    divergence, equal, losses = np.zeros(0), 0.0, np.zeros(2)
+    for start in range(0, len(tokens), _POSITIONS):
+        piece = slice(start, start + _POSITIONS)
+        log_p, log_q = (np.array(x[piece] - mx.logsumexp(x[piece], axis=-1, keepdims=True)) for x in (ours, theirs))
+        divergence = np.append(divergence, (np.exp(log_p) * (log_p - log_q)).sum(-1))
+        equal += float(np.sum(log_p.argmax(-1) == log_q.argmax(-1)))
+        following = np.array(tokens[start + 1 : start + 1 + _POSITIONS], int)
+        rows = np.arange(len(following))
+        losses -= [log_p[rows, following].sum(), log_q[rows, following].sum()]
+    if not np.isfinite(divergence).all() or not np.isfinite(losses).all():
+        raise NumericsError("A model that is compared gives numbers that are not finite.")
+    before, after = np.exp(np.minimum(losses / (len(tokens) - 1), 700))  # never infinite
+    mean, worst = (max(0.0, float(value)) for value in (divergence.mean(), divergence.max()))  # rounding may go below 0
+    return Difference(mean, worst, equal / len(tokens), (float(before), float(after)), len(tokens))

@@ -16,7 +16,7 @@ from mlxlin.convert.recipe import make_recipe
 from mlxlin.convert.resolve import Notice, Progress, resolve
 from mlxlin.errors import ResourceError
 from mlxlin.memory import available_bytes
-from mlxlin.models import Model, QuantSpec
+from mlxlin.models import Model
 from mlxlin.tokenizer import Tokenizer
 
 _FLOAT32 = ("A_log", "dt_bias")  # small, and the state remembers their rounding: never narrowed
@@ -102,16 +102,18 @@ class Plan:
 
     def read(self, item: Item) -> Arrays:
         """The arrays of one parameter, in memory."""
-        arrays = item.read()
-        if item.quantization is not None and self.unpack:
-            parts = {key.rpartition(".")[2]: array for key, array in arrays.items()}
-            arrays = {f"{item.name}.weight": dequantize(parts, item.quantization, self.dtype)}
-        else:
-            arrays = {key: self._cast(key, array, item.quantization) for key, array in arrays.items()}
+        arrays = self.form(item, item.read())
         mx.eval(arrays)
         return arrays
 
-    def _cast(self, name: str, array: mx.array, spec: QuantSpec | None) -> mx.array:
+    def form(self, item: Item, arrays: Arrays) -> Arrays:
+        """Stored arrays of a parameter, or some of its rows, as they are computed with; not evaluated."""
+        if item.quantization is not None and self.unpack:
+            parts = {key.rpartition(".")[2]: array for key, array in arrays.items()}
+            return {f"{item.name}.weight": dequantize(parts, item.quantization, self.dtype)}
+        return {key: self._cast(key, array) for key, array in arrays.items()}
+
+    def _cast(self, name: str, array: mx.array) -> mx.array:
         narrow = self.dtype != mx.float32
         keep = array.dtype not in _FLOATS or (narrow and name.rpartition(".")[2] in _FLOAT32)
         return array if keep else array.astype(self.dtype)

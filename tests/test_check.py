@@ -1,4 +1,4 @@
-"""How far two models are apart: known distances, the shipped model against itself and its quantised forms."""
+"""How far two models are apart, and bits raised where they matter until a target is met."""
 
 from __future__ import annotations
 
@@ -8,81 +8,129 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxlin import check
 from mlxlin.backend import mx
-from mlxlin.check import Reference, choose_bits, compare, write_reference
-from mlxlin.convert import convert_checkpoint
+from mlxlin.check import TOKENS, check_conversion, compare, measure, sample_tokens
+from mlxlin.convert import Recipe, convert_checkpoint, make_recipe
+from mlxlin.convert.resolve import DEMO
 from mlxlin.errors import InputError, NumericsError
-from mlxlin.loader import load
+from mlxlin.layerwise import Layerwise
+from mlxlin.loader import load_model, open_path
+from mlxlin.models import QuantSpec
+from mlxlin.target import recipe_for
+from tests.convert.checkpoints import save, weights
+from tests.models.golden import FIXTURES, TOLERANCE, difference
 
-VOCAB = 5
-
-
-class Fixed:
-    """A model whose logits are given, whatever it reads."""
-
-    def __init__(self, logits: np.ndarray) -> None:
-        self._logits = mx.array(logits.astype(np.float32))
-
-    def __call__(self, tokens: list[list[int]]) -> tuple[mx.array, None]:
-        return self._logits[None, : len(tokens[0])], None
+TEXT = np.random.default_rng(0).integers(0, 128, 48).tolist()
+NAMES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "golden.safetensors").exists())
 
 
-def reference(logits: np.ndarray, row: tuple[int, ...]) -> Reference:
-    return Reference((row,), (check._logprobs(Fixed(logits), row),))  # type: ignore[arg-type]
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """The tiny model, its first layer made so large that it decides everything."""
+    made = weights()
+    made["model.layers.0.mlp.down_proj.weight"] *= 20
+    return save(tmp_path / "raw", made)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 
 
-def test_the_numbers_are_those_of_their_definitions() -> None:
-    ours, theirs = np.random.default_rng(0).normal(size=(2, 6, VOCAB)) * 2
-    row = (0, 1, 2, 3, 4, 0, 1)
+@pytest.mark.parametrize("length", [2, 64, 65, 130])
+def test_the_numbers_are_those_of_their_definitions(length: int) -> None:
+    rng = np.random.default_rng(length)
+    ours, theirs = rng.normal(size=(2, length, 5)).astype(np.float32) * 2
+    tokens = rng.integers(0, 5, length)
     p, q = softmax(ours), softmax(theirs)
     kl = (p * np.log(p / q)).sum(-1)
-    found = compare(reference(ours, row), Fixed(theirs))  # type: ignore[arg-type]
-    assert found.kl == pytest.approx(kl.mean(), rel=1e-5) and found.worst_kl == pytest.approx(kl.max(), rel=1e-5)
-    assert found.agreement == (p.argmax(-1) == q.argmax(-1)).mean() and found.places == 6
-    chosen = [np.exp(-np.log(x[range(6), row[1:]]).mean()) for x in (p, q)]
-    assert found.perplexities == pytest.approx(tuple(chosen), rel=1e-5)
+    found = measure(mx.array(ours), mx.array(theirs), tokens.tolist())
+    assert found.kl == pytest.approx(kl.mean(), rel=1e-4) and found.worst_kl == pytest.approx(kl.max(), rel=1e-4)
+    assert found.agreement == (p.argmax(-1) == q.argmax(-1)).mean() and found.places == length
+    losses = [-np.log(x[range(length - 1), tokens[1:]]).mean() for x in (p, q)]
+    assert found.perplexities == pytest.approx(tuple(np.exp(losses)), rel=1e-4)
 
 
-def test_a_model_is_no_distance_from_itself() -> None:
-    model, tokenizer = load("demo")
-    written = write_reference(model, tokenizer, tokens=16)
-    assert len(written.rows) == len(check.OPENINGS) and all(len(row) > 16 for row in written.rows)
-    found = compare(written, model)
-    assert found.kl < 1e-9 and found.agreement == 1.0
-    assert found.perplexities[0] == found.perplexities[1] > 1
-    assert write_reference(model, tokenizer, tokens=16).rows == written.rows, "the text is repeatable"
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(InputError, match="vocabularies differ: 5 and 4"):
+        measure(mx.zeros((3, 5)), mx.zeros((3, 4)), [0, 1, 2])
+    with pytest.raises(NumericsError):
+        measure(mx.zeros((3, 5)), mx.full((3, 5), math.nan), [0, 1, 2])
+    with pytest.raises(InputError, match="at least two tokens"):
+        compare(open_path(DEMO), open_path(DEMO), [1])
 
 
-def test_a_conversion_without_quantisation_is_exact(tmp_path: Path) -> None:
-    convert_checkpoint("demo", tmp_path / "out")
-    found = check.check_conversion("demo", tmp_path / "out", tokens=8)
-    assert found.kl < 1e-9 and found.agreement == 1.0
+@pytest.mark.parametrize("name", NAMES)
+def test_layer_by_layer_is_the_model(name: str) -> None:
+    prepared = open_path(FIXTURES / name)
+    tokens = (np.arange(20) * 7 % prepared.spec.vocab).tolist()
+    model = Layerwise(prepared, tokens)
+    expected, _ = load_model(FIXTURES / name)(mx.array([tokens]))
+    assert expected is not None and difference(model.logits(model.hidden())[None], expected) < TOLERANCE
 
 
-def test_fewer_bits_are_further_away() -> None:
-    bits, tried = choose_bits("demo", 0.02, tokens=16)
-    distances = [difference.kl for _, difference in tried]
-    assert distances == sorted(distances, reverse=True)
-    assert [count for count, _ in tried] == list(check.BITS[: len(tried)]) and bits == tried[-1][0]
-    assert distances[-1] <= 0.02 and all(kl > 0.02 for kl in distances[:-1])
-    with pytest.raises(InputError, match="With 8 bits the divergence"):
-        choose_bits("demo", 1e-12, bits=(8,), tokens=4)
+def test_a_head_in_blocks_and_a_quantised_model(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxlin.layerwise._HEAD_ROWS", 50)
+    convert_checkpoint(raw, tmp_path / "q", bits=4)
+    for source in (raw, tmp_path / "q"):
+        model = Layerwise(open_path(source), TEXT)
+        expected, _ = load_model(source)(mx.array([TEXT]))
+        assert expected is not None and difference(model.logits(model.hidden())[None], expected) < 1e-3
+
+
+def test_the_built_in_text_on_the_shipped_model(tmp_path: Path) -> None:
+    assert len(sample_tokens(DEMO)) == TOKENS
+    tokens = sample_tokens(DEMO)[:96]
+    same, *closer = (compare(open_path(DEMO), open_path(DEMO, bits), tokens) for bits in (None, 8, 4, 2))
+    assert same.kl == 0 and same.agreement == 1 and same.perplexities[0] == same.perplexities[1]
+    assert 1 < same.perplexities[0] < 4096
+    assert 0 < closer[0].kl < closer[1].kl < closer[2].kl
+    assert closer[0].agreement > closer[2].agreement
+    convert_checkpoint("demo", tmp_path / "out", bits=4)
+    seen: list[tuple[int, int]] = []
+    found = check_conversion(
+        "demo", tmp_path / "out", tokens=tokens, progress=lambda done, total: seen.append((done, total))
+    )
+    assert found == closer[1] and seen == [(n, 4) for n in (1, 2, 3, 4)] * 2
+
+
+@pytest.mark.parametrize("share", [0.5, 0.05])
+def test_bits_are_raised_where_they_matter_until_the_target_is_met(raw: Path, tmp_path: Path, share: float) -> None:
+    start = compare(open_path(raw), open_path(raw, 4), TEXT)
+    recipe, found = recipe_for(raw, make_recipe(4), share * start.kl, tokens=TEXT)
+    assert found.kl <= share * start.kl
+    report = convert_checkpoint(raw, tmp_path / "out", recipe=recipe)
+    assert compare(open_path(raw), open_path(tmp_path / "out"), TEXT) == found
+    bits = {i.name: i.quantization.bits if i.quantization else 16 for i in report.prepared.items if i.role == "matrix"}
+    first, rest = ([n for name, n in bits.items() if name.startswith("layers.0.") == own] for own in (True, False))
+    assert min(first) > max(rest) >= 4
+    assert report.nbytes < 0.6 * convert_checkpoint(raw, dry_run=True).nbytes
+
+
+def test_a_target_next_to_nothing_ends_with_the_source_itself(raw: Path) -> None:
+    recipe, found = recipe_for(raw, make_recipe(recipe="mxfp4"), 1e-12, tokens=TEXT)
+    assert found.kl <= 1e-12
+    assert not convert_checkpoint(raw, dry_run=True, recipe=recipe).prepared.quantization
+
+
+def test_a_target_that_is_met_already_changes_nothing(raw: Path) -> None:
+    recipe, found = recipe_for(raw, make_recipe(4), 100.0, tokens=TEXT)
+    assert recipe == make_recipe(4) and found.kl > 0
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan])
-def test_a_target_that_cannot_be_is_refused(target: float) -> None:
+def test_targets_that_cannot_be_are_refused(raw: Path, target: float, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="above 0"):
-        choose_bits("demo", target)
+        recipe_for(raw, make_recipe(4), target, tokens=TEXT)
+    with pytest.raises(InputError, match="number of bits to start from"):
+        recipe_for(raw, Recipe(), 0.1, tokens=TEXT)
+    convert_checkpoint(raw, tmp_path / "out", bits=4)
+    with pytest.raises(InputError, match="converted already"):
+        recipe_for(tmp_path / "out", make_recipe(4), 0.1, tokens=TEXT)
 
 
-def test_models_that_cannot_be_compared_are_refused() -> None:
-    written = reference(np.zeros((3, VOCAB)), (0, 1, 2, 3))
-    with pytest.raises(InputError, match="vocabularies differ: 5 and 4"):
-        compare(written, Fixed(np.zeros((3, 4))))  # type: ignore[arg-type]
-    with pytest.raises(NumericsError):
-        compare(written, Fixed(np.full((3, VOCAB), np.nan)))  # type: ignore[arg-type]
+def test_many_exceptions_are_counted_in_words() -> None:
+    recipe = Recipe(QuantSpec(4, 64))
+    for n in range(9):
+        recipe = recipe.with_override(f"layers.{n}.mlp.up", QuantSpec(6, 64) if n else None)
+    assert recipe.describe().endswith("8 matrices 6-bit affine, groups of 64; 1 matrices as they are")

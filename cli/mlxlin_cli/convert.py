@@ -15,14 +15,14 @@ from mlxlin_cli.options import debug_option
 from mlxlin_cli.terminal import number, progress, size, table, write
 
 if TYPE_CHECKING:
-    from mlxlin.convert import Report
+    from mlxlin.convert import Recipe, Report
 
 DTYPES = ("float32", "float16", "bfloat16")
 EPILOG = """\b
 Examples:
   mlxlin convert Qwen/Qwen3.5-4B -q 4
   mlxlin convert Qwen/Qwen3.5-4B --recipe mixed-4-6 --dry-run
-  mlxlin convert Qwen/Qwen3.5-4B --target-kl 0.05 --check
+  mlxlin convert Qwen/Qwen3.5-4B -q 4 --target-kl 0.05 --check
   mlxlin convert ./checkpoint ./out --dtype bfloat16
 
 \b
@@ -42,7 +42,7 @@ quantised. Without -q or --recipe the numbers stay as they are.
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
 @click.option("--dry-run", is_flag=True, help="Only say what would become of every tensor.")
 @click.option("--check", is_flag=True, help="Compare the result with the source: divergence, equal choices.")
-@click.option("--target-kl", type=float, metavar="NATS", help="Take the fewest bits within this divergence.")
+@click.option("--target-kl", type=float, metavar="NATS", help="Add bits where they matter until this close.")
 @debug_option
 def command(
     source: str,
@@ -61,12 +61,12 @@ def command(
 
     if check and dry_run:
         raise click.UsageError("--check needs something written, so it does not go with --dry-run.")
+    name = default_name(source, options["bits"], "mixed" if target_kl else options["recipe"])
     if target_kl is not None:
-        if options["bits"] or options["recipe"] or options["group_size"]:
-            raise click.UsageError("--target-kl chooses the bits itself; leave -q, --recipe and --group-size out.")
-        options["bits"] = bits_within(source, target_kl, options["revision"])
+        options["recipe"] = recipe_within(source, target_kl, options)
+        options["bits"] = options["group_size"] = None
     if out is None and not dry_run:
-        out = Path(default_name(source, options["bits"], options["recipe"]))
+        out = Path(name)
     with progress(f"Converting {source}", in_bytes=True) as report:
         done = mlxlin.convert_checkpoint(
             source,
@@ -88,15 +88,19 @@ def command(
         write(f"\n{compared(source, done.out, options['revision'])}\n")
 
 
-def bits_within(source: str, target_kl: float, revision: str | None) -> int:
-    """The fewest bits that stay within the target; says what was tried."""
-    from mlxlin.check import choose_bits
+def recipe_within(source: str, target_kl: float, options: dict[str, Any]) -> Recipe:
+    """A recipe that stays within the target, raised from the one asked for (4 bits by default) where it matters."""
+    from mlxlin.convert import make_recipe
+    from mlxlin.target import recipe_for
 
-    with progress("Writing with the source") as report:
-        bits, tried = choose_bits(source, target_kl, revision=revision, progress=report)
-    rows = [[f"{count} bits", f"{d.kl:.4f}", f"{d.agreement:.1%}"] for count, d in tried]
-    write(table([["tried", "divergence, nats", "same choice"], *rows], right=(1, 2)) + "\n\n")
-    return bits
+    bits = options["bits"] or (None if options["recipe"] else 4)
+    start = make_recipe(bits, options["group_size"], None, options["recipe"])
+    with progress("Measuring what bits bring") as report:
+        recipe, found = recipe_for(
+            source, start, target_kl, revision=options["revision"], progress=report, notice=notice
+        )
+    write(f"divergence {found.kl:.4f} nats with: {recipe.describe()}\n\n")
+    return recipe
 
 
 def compared(source: str, out: Path, revision: str | None) -> str:
@@ -107,7 +111,7 @@ def compared(source: str, out: Path, revision: str | None) -> str:
         found = check_conversion(source, out, revision=revision, progress=report)
     before, after = found.perplexities
     return (
-        f"against the source, on {found.places} places of its own text: divergence {found.kl:.4f} nats (worst "
+        f"against the source, on {found.places} tokens of a text: divergence {found.kl:.4f} nats (worst "
         f"{found.worst_kl:.3f}), the same token likeliest at {found.agreement:.1%}, "
         f"perplexity {before:.2f} -> {after:.2f}"
     )

@@ -92,17 +92,10 @@ def remove_command(name: str, yes: bool) -> None:
 
 def on_disk() -> Iterator[OnDisk]:
     """Models in the hub's cache, then converted folders."""
-    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+    from mlxlin.convert.hub import downloaded
 
-    try:
-        cache = scan_cache_dir(constants.HF_HUB_CACHE)
-    except CacheNotFound:
-        repos = []
-    else:
-        repos = sorted((repo for repo in cache.repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
-    for repo in repos:
-        removal = cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
-        yield OnDisk(repo.repo_id, "hub cache", repo.size_on_disk, removal.execute)
+    for model in downloaded():
+        yield OnDisk(model.repo, "hub cache", model.nbytes, model.remove)
     for folder in folders.known():
         yield OnDisk(str(folder), "converted", _folder_size(folder), partial(shutil.rmtree, folder))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ GATE_BITS = 8
 _MIXED = re.compile(r"mixed-([234568])-([34568])$")
 # more bits, in a mixed recipe, for what every token passes and what writes into the residual stream
 _MIXED_MATCH = ("embed", "head", "*.out", "*.down")
+_LISTED = 6  # exceptions told one by one; more are counted
 _FIELDS = {"bits", "group_size", "mode", "gate_bits", "overrides"}
 
 
@@ -81,9 +83,16 @@ class Recipe:
         if self.base is None:
             return "not quantised"
         text = f"{describe_spec(self.base)}; gates {describe_spec(self.gate)}; vectors as they are"
-        for override in self.overrides:
-            text += f"; {override.match} {describe_spec(override.spec) if override.spec else 'as they are'}"
-        return text
+        if len(self.overrides) <= _LISTED:
+            exceptions = [f"{o.match} {_form(o.spec)}" for o in self.overrides]
+        else:
+            counts = Counter(_form(override.spec) for override in self.overrides)
+            exceptions = [f"{count} matrices {form}" for form, count in sorted(counts.items())]
+        return "; ".join([text, *exceptions])
+
+
+def _form(spec: QuantSpec | None) -> str:
+    return "as they are" if spec is None else describe_spec(spec)
 
 
 def spec_json(spec: QuantSpec) -> dict[str, Any]:

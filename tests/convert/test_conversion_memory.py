@@ -31,9 +31,9 @@ convert_checkpoint(sys.argv[1], sys.argv[2], bits=int(sys.argv[3]) or None)
 print(peak() - before)
 """
 LAYERS = 24
-HIDDEN = 16384  # of the feed-forward part: its matrices dominate
+HIDDEN = 8192  # of the feed-forward part: its matrices dominate
 LARGEST = HIDDEN * 64 * 4
-ALLOWANCE = 32 << 20
+ALLOWANCE = 16 << 20
 
 
 def wide_model(folder: Path, form: str) -> int:

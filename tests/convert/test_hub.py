@@ -35,6 +35,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(transfer, "_RETRIES", 1)
     with serve() as running:
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "ENDPOINT", running.url)
         folder = save(tmp_path / "origin", weights(), shards=2)
         (folder / "tokenizer.json").write_text("{}")

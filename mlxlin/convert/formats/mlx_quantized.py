@@ -26,7 +26,7 @@ MODES = {
 def check_spec(spec: QuantSpec, name: str) -> QuantSpec:
     """`spec`, or an error that names what is wrong with it."""
     if spec.mode not in MODES:
-        raise UnsupportedError(f"{name}: quantisation mode '{spec.mode}' is not one of {', '.join(MODES)}.")
+        raise UnsupportedError(f"{name}: there is no quantisation mode '{spec.mode}'.", f"Use {', '.join(MODES)}.")
     bits, groups = MODES[spec.mode]
     if spec.bits not in bits or spec.group_size not in groups:
         raise UnsupportedError(

@@ -15,11 +15,12 @@ from mlxlin.errors import HubError
 
 from ..formats import Tensor, safetensors
 from ..repository import choose, is_commit
-from .cache import Cache, missing_file
+from .cache import Cache, Downloaded, downloaded, missing_file
 from .requests import Listing, Remote, complete, look_up, read_range, status_of
 from .transfer import Progress, download
 
 Notice = Callable[[str], None]
+__all__ = ["Downloaded", "Outline", "cached", "downloaded", "fetch", "outline"]
 _HEAD = 1 << 16  # first guess at the length of a safetensors header
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import constants
+from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
 from mlxlin.errors import CheckpointError
 
@@ -50,6 +52,29 @@ class Cache:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
         os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """A model in the cache: its hub id, the bytes it takes, and a function that removes it."""
+
+    repo: str
+    nbytes: int
+    remove: Callable[[], None]
+
+
+def downloaded() -> list[Downloaded]:
+    """All models in the hub's cache, by name; those of other programs too."""
+    try:
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return []
+    models = sorted((repo for repo in cache.repos if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+    removals = [cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions)) for repo in models]
+    return [
+        Downloaded(repo.repo_id, repo.size_on_disk, removal.execute)
+        for repo, removal in zip(models, removals, strict=True)
+    ]
 
 
 def missing_file(folder: Path, only: str | None = None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import huggingface_hub
 from huggingface_hub import constants, errors
@@ -83,7 +82,7 @@ def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes
 
 
 def file_request(listing: Listing, remote: Remote) -> tuple[str, dict[str, str]]:
-    url = f"{constants.ENDPOINT}/{listing.repo}/resolve/{listing.commit}/{quote(remote.name)}"
+    url = huggingface_hub.hf_hub_url(listing.repo, remote.name, revision=listing.commit)
     return url, {**build_hf_headers(), "Accept-Encoding": "identity"}
 
 
