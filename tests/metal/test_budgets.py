@@ -1,0 +1,201 @@
+"""How much work the kernels do: counted by the emulator, held to budgets.
+
+Counts are of one call and per whole launch. A budget is what the kernel needs by its own arithmetic where that can be
+written down (matrix products, barriers, threadgroup memory), else the count it reached, rounded up by a few percent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from dataclasses import dataclass
+
+
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.metal.decode import decode
+from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.recurrence import chunk, scan
+from mlxlin.recurrences.samples import sample_mixer
+from tests.msl import install, last_report
+
+from .cases import Case, arguments
+from .measure import Launch, launches_of
+
+T, K, V, HV = 64, 64, 128, 2
+CHUNKS = T // 16
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Upper bounds; products and barriers are exact.
+
+    Attributes:
+        unique: distinct device bytes, the least a memory could move.
+        issued: device bytes over all threads, caches ignored.
+        products: 8x8x8 matrix products.
+        loads: tiles loaded per product.
+        flops, simd: scalar operations outside products, SIMD functions.
+        barriers: of whole threadgroups.
+        threadgroup: bytes of threadgroup memory.
+    """
+
+    unique: int
+    issued: int
+    flops: int
+    simd: int
+    products: int = 0
+    loads: float = 0.0
+    barriers: int = 0
+    threadgroup: int = 0
+
+    def check(self, launch: Launch) -> None:
+        report = launch.report
+        assert report.matrix_products == self.products
+        assert report.barriers == self.barriers
+        assert report.threadgroup_bytes <= self.threadgroup
+        assert report.unique_bytes <= self.unique
+        assert launch.issued_bytes <= self.issued
+        assert report.flops <= self.flops
+        assert report.simd_ops <= self.simd
+        if self.products:
+            assert launch.loads_per_product <= self.loads
+
+
+def prefill_case(rule: str) -> Case:
+    return Case(rule, T=T, K=K, V=V, groups=HV, dtype=mx.bfloat16)
+
+
+def state_products(reads: int, triangles: int, columns: int) -> int:
+    """Products of all SIMD-groups: per chunk two tiles of tokens for every use of the state, three per triangle."""
+    per_chunk = columns * (2 * (K // 8) * reads + 3 * triangles)
+    return per_chunk * CHUNKS * HV * V // (8 * columns)
+
+
+STATE = HV * V * K * 4
+INPUTS = T * (2 * K + HV * V) * 2  # q, k, v
+OUTPUT = T * HV * V * 2
+
+
+@pytest.mark.parametrize(("columns", "loads", "issued"), [(1, 1.2, 825_000), (2, 0.64, 510_000), (4, 0.36, 355_000)])
+def test_chunk_with_one_decay_per_head(columns: int, loads: float, issued: int) -> None:
+    x = arguments(prefill_case("gated_delta").inputs())
+    prep, state = launches_of(lambda: chunk(x, columns=columns))
+    triangles = 2 * HV * CHUNKS * 192 * 4  # X and P
+    small = 10_000  # gates, strides
+    Budget(
+        unique=T * 2 * K * 2 + triangles + small,
+        issued=33_000,
+        flops=82_000,
+        simd=1_720,
+        products=2 * 3 * (K // 8) * CHUNKS,
+        loads=2.1,
+        threadgroup=4 * 2 * 16 * 36 * 4,
+    ).check(prep)
+    Budget(
+        unique=2 * STATE + INPUTS + OUTPUT + triangles + small,
+        issued=issued,
+        flops=135_000,
+        simd=12_000,
+        products=state_products(reads=3, triangles=2, columns=columns),
+        loads=loads,
+        barriers=2 * CHUNKS * HV * V // (8 * columns * 4),
+        threadgroup=16 * (K + 4) * 4,
+    ).check(state)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reads", "triangles", "issued"), [("gated", 2, 1, 760_000), ("kda", 3, 2, 1_160_000), ("dplr", 4, 4, 1_530_000)]
+)
+def test_chunk_with_one_decay_per_channel(rule: str, reads: int, triangles: int, issued: int) -> None:
+    x = arguments(prefill_case(rule).inputs())
+    prep, state = launches_of(lambda: chunk(x, columns=2))
+    products = {"gated": 1, "kda": 2, "dplr": 4}[rule]  # of rows and columns, each over four levels and the diagonal
+    levels = 4 * (1 + 3 * 2) * products + 4 * 2 * (2 if rule == "dplr" else 1)
+    decayed = HV * T * K * 4 * reads
+    small = 20_000
+    stored = triangles * HV * CHUNKS * 192 * 4 + HV * CHUNKS * K * 4
+    inputs = T * K * (4 * HV + 2 * (4 if rule == "dplr" else 2))
+    Budget(
+        unique=inputs + decayed + stored + small,
+        issued=inputs * HV + decayed + stored + small,
+        flops=400_000,
+        simd=8_000,
+        products=levels * (K // 32) * CHUNKS * HV,
+        loads=2.7,
+        threadgroup=2 * 2 * 16 * 36 * 4,
+    ).check(prep)
+    Budget(
+        unique=2 * STATE + decayed + stored + T * HV * V * 2 + OUTPUT + small,
+        issued=issued,
+        flops=100_000,
+        simd=16_000,
+        products=state_products(reads, triangles, columns=2),
+        loads=0.65,
+    ).check(state)
+
+
+def test_scan() -> None:
+    x = arguments(Case("gated_delta", T=8, K=128, V=128, groups=2, dtype=mx.bfloat16).inputs())
+    (launch,) = launches_of(lambda: scan(x))
+    state, rows = 2 * 128 * 128 * 4, 2 * 128 // 8
+    Budget(
+        unique=2 * state + 8 * (2 * 128 + 2 * 2 * 128) * 2 + 1_000,
+        issued=2 * state + 8 * rows * (8 * 2 * 128 * 2 + 32 * 4 * 3),
+        flops=1_900_000,
+        simd=8 * rows * 4,  # two sums of two shuffles per token
+    ).check(launch)
+
+
+def test_decode_reads_and_writes_the_state_once() -> None:
+    spec = MixerSpec(
+        8, 16, 128, 128, "delta", "head", taps=4, qk_activation="silu", v_activation="silu", unit=True,
+        decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-6, gate="silu",
+    )  # fmt: skip
+    x = sample_mixer(spec, 1, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: decode(spec, x))
+    state = 16 * 128 * 128 * 4
+    channels = spec.width * 2 * (1 + 4 + 3 + 3)  # projections, taps, memory in and out
+    Budget(
+        unique=2 * state + channels + 3 * 16 * 128 * 2 + 2_000,
+        issued=2 * state + 3 * channels,
+        flops=2_000_000,
+        simd=16 * (2 + 128 // 8 * 5 + 2),
+        barriers=2 * 16,
+        threadgroup=4 * (3 * 128 + 2),
+    ).check(launch)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("vector_gate", [False, True])
+def test_work_beside_the_kernel_of_mlx_lm(vector_gate: bool) -> None:
+    """The same inputs through mlx-lm's packed kernel: theirs is one dispatch per call as the scan, chunk needs two."""
+    x = arguments(Case("kda" if vector_gate else "gated_delta", T=64, K=128, V=128, groups=2, dtype=mx.bfloat16).inputs())
+    with install(strict=False):
+        sys.modules.pop("mlx_lm.models.gated_delta", None)
+        peer = importlib.import_module("mlx_lm.models.gated_delta")
+        assert x.g is not None and x.beta is not None
+        peer.gated_delta_kernel(x.q, x.k, x.v, mx.exp(x.g), x.beta, x.S)
+        theirs = Launch("mlx-lm", last_report())
+    sys.modules.pop("mlx_lm.models.gated_delta", None)
+    (ours,) = launches_of(lambda: scan(x))
+    chunked = launches_of(lambda: chunk(x))
+    for launch in (theirs, ours, *chunked):
+        print(row_of(launch))
+    assert ours.report.simd_ops <= theirs.report.simd_ops
+    assert ours.issued_bytes <= 1.05 * theirs.issued_bytes
+    assert sum(launch.report.flops for launch in chunked) < 0.1 * theirs.report.flops
+    assert sum(launch.issued_bytes for launch in chunked) < 0.5 * theirs.issued_bytes
+
+
+def row_of(launch: Launch) -> str:
+    report = launch.report
+    return (
+        f"{launch.name:14} unique {report.unique_bytes:9,} issued {launch.issued_bytes:11,} flops {report.flops:11,} "
+        f"products {report.matrix_products:7,} simd {report.simd_ops:7,} special {report.specials:9,} "
+        f"barriers {report.barriers:5,}"
+    )
+
+
