@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mlxlin.backend import compute_dtype, mx, on_metal
 from mlxlin.convert.formats import open_checkpoint
+from mlxlin.convert.formats.mlx_quantized import dequantize
 from mlxlin.convert.formats.tensor import DTYPES
 from mlxlin.convert.manifest import is_converted, open_converted
 from mlxlin.convert.prepare import Arrays, Item, Prepared, prepare, requantize
-from mlxlin.convert.quantize import dequantize
 from mlxlin.convert.recipe import make_recipe
 from mlxlin.convert.resolve import Notice, Progress, resolve
 from mlxlin.errors import ResourceError

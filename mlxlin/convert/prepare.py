@@ -6,14 +6,14 @@ The same list is written by a conversion and filled into a model by `load`, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
-from mlxlin.errors import CheckpointError, InputError, NumericsError
-from mlxlin.models import ModelSpec, Plan, QuantSpec, Role, Target, find, parameters, translate
+from mlxlin.errors import CheckpointError, InputError, NumericsError, UnsupportedError
+from mlxlin.models import Family, ModelSpec, Plan, QuantSpec, Role, Target, find, parameters, translate
 
-from .formats import Source
+from .formats import Source, Tensor
 from .formats.tensor import DTYPES, dtype_name
 from .quantize import packed_shapes, quantize
 from .recipe import Recipe, describe_spec
@@ -112,13 +112,37 @@ def prepare(source: Source, recipe: Recipe, dtype: mx.Dtype | None = None) -> Pr
         InputError: a recipe for a checkpoint that is already quantised.
     """
     family = find(source.config)
+    source = _rearrangeable(source, family)
     plan = translate(family, family.spec(source.config), source.tensors)
     # a second translation over zeros, which costs nothing, tells the dtypes
-    blank = translate(family, plan.spec, {name: tensor.blank() for name, tensor in source.tensors.items()})
+    blank = translate(family, plan.spec, _blank(source.tensors))
     stored = {target.name: Shape(dtype_name(target.read().dtype), target.shape) for target in blank.targets}
     items = list(_items(source, plan, stored))
     dropped, notices = (*source.dropped, *plan.dropped), (*source.notices, *plan.notices)
     return requantize(Prepared(plan.spec, items, source.format, dropped, notices), recipe, dtype)
+
+
+def _blank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.blank() for name, tensor in tensors.items()}
+
+
+def _rearrangeable(source: Source, family: Family) -> Source:
+    """`source` with those packed matrices unpacked that a parameter joins with differently stored ones."""
+    if not source.quantization:
+        return source
+    loose = source.unpack(source.quantization)
+    plan = translate(family, family.spec(source.config), _blank(loose.tensors))
+    mixed: set[str] = set()
+    for target in plan.targets:
+        modules = {name.removesuffix(".weight") for name in target.sources}
+        if len({source.quantization.get(module) for module in modules}) > 1:
+            mixed |= modules & set(source.quantization)
+    source = source.unpack(mixed) if mixed else source
+    try:
+        translate(family, plan.spec, _blank(source.tensors))
+    except UnsupportedError:  # some packed matrix is rearranged within its rows
+        return loose
+    return source
 
 
 def requantize(prepared: Prepared, recipe: Recipe, dtype: mx.Dtype | None = None) -> Prepared:

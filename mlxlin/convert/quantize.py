@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mlxlin.backend import mx
 from mlxlin.errors import NumericsError
 from mlxlin.models.params import QuantSpec
@@ -41,20 +39,3 @@ def quantize(matrix: mx.array, spec: QuantSpec, name: str) -> dict[str, mx.array
     joined = bands[0] if len(bands) == 1 else tuple(mx.concatenate(list(parts)) for parts in zip(*bands, strict=True))
     names = ("weight", "scales", "biases")[: len(joined)]
     return {part: array.reshape(*matrix.shape[:-1], -1) for part, array in zip(names, joined, strict=True)}
-
-
-def dequantize(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:
-    """The numbers of a packed matrix, computed and returned in `dtype`."""
-    affine = spec.mode == "affine"
-    rows = parts["weight"].reshape(-1, parts["weight"].shape[-1])
-    scales, biases = parts["scales"], parts.get("biases")
-    flat = mx.dequantize(
-        rows,
-        (scales.astype(dtype) if affine else scales).reshape(rows.shape[0], -1),
-        None if biases is None else biases.astype(dtype).reshape(rows.shape[0], -1),
-        group_size=spec.group_size,
-        bits=spec.bits,
-        mode=spec.mode,
-        dtype=None if affine else dtype,
-    )
-    return flat.reshape(*parts["weight"].shape[:-1], -1)

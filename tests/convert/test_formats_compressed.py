@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from mlxlin.backend import mx
+from mlxlin.convert import convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.errors import CheckpointError, MlxlinError, UnsupportedError
-from tests.convert.checkpoints import CONFIG, logits, same, save, save_safetensors, weights
+from mlxlin.models import QuantSpec
+from tests.convert.checkpoints import CONFIG, bf16, logits, same, save, save_safetensors, weights
 from tests.convert.test_formats_fp8 import e4m3
 
 
@@ -34,6 +36,7 @@ def open_one(folder: Path, tensors: dict[str, Any], configuration: dict[str, Any
     (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": configuration}))
     save_safetensors(folder / "model.safetensors", tensors)
     opened = open_checkpoint(folder, mx.float32)
+    opened = opened.unpack(opened.quantization)
     assert opened.format == "compressed-tensors" and set(opened.tensors) == {"x.weight"}
     return opened.tensors["x.weight"].read()
 
@@ -45,7 +48,8 @@ def test_packed_integers_equal_the_definition(tmp_path: Path, bits: int, kind: s
     rows, cols, groups = 20, 64, 1 if kind == "channel" else 4
     half = 1 << (bits - 1)
     codes = rng.integers(-half, half, (rows, cols))
-    scale = rng.uniform(0.01, 0.1, (rows, groups)).astype(np.float32)
+    # bfloat16, as real ones are: then scale times a small integer is exact, in whatever order it is computed
+    scale = np.array(mx.array(rng.uniform(0.01, 0.1, (rows, groups))).astype(mx.bfloat16).astype(mx.float32))
     zero = rng.integers(-half, half, (rows, groups)) if kind == "asymmetric" else np.zeros((rows, groups), int)
     index = np.arange(cols) // (cols // groups)
     tensors: dict[str, Any] = {
@@ -141,7 +145,8 @@ def test_b03_what_cannot_be_read_is_refused_by_name(
         open_one(tmp_path, tensors, configuration)
 
 
-def test_b03_a_whole_int4_model_predicts_what_its_dequantised_twin_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [32, 16], ids=["packed as MLX does", "unpacked"])
+def test_a_whole_int4_model_predicts_what_its_dequantised_twin_does(tmp_path: Path, group: int) -> None:
     stored: dict[str, Any] = {}
     plain: dict[str, np.ndarray] = {}
     for name, array in weights().items():
@@ -149,14 +154,22 @@ def test_b03_a_whole_int4_model_predicts_what_its_dequantised_twin_does(tmp_path
         if name.endswith(("qkv.weight", "z.weight", "up_proj.weight", "gate_proj.weight")):
             del stored[name]
             module = name.removesuffix(".weight")
-            grouped = array.reshape(array.shape[0], -1, 32)
-            scale = (np.abs(grouped).max(-1) / 7).astype(np.float32)
-            codes = np.clip(np.round(grouped / scale[..., None]), -8, 7).reshape(array.shape).astype(int)
+            grouped = array.reshape(array.shape[0], -1, group)
+            scale = np.abs(grouped).max(-1) / 7
+            exact = np.array(mx.array(scale).astype(mx.bfloat16).astype(mx.float32))
+            codes = np.clip(np.round(grouped / exact[..., None]), -8, 7).reshape(array.shape).astype(int)
             stored[f"{module}.weight_packed"] = pack(codes + 8, 4)
-            stored[f"{module}.weight_scale"] = scale
+            stored[f"{module}.weight_scale"] = bf16(scale)
             stored[f"{module}.weight_shape"] = np.array(array.shape)
-            value = mx.array(np.repeat(scale, 32, 1) * codes.astype(np.float32)).astype(mx.bfloat16)
-            plain[name] = np.array(value.astype(mx.float32))
-    configuration = settings("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True)
+            value = np.repeat(exact, group, 1) * codes.astype(np.float32)
+            plain[name] = value if group == 32 else np.array(mx.array(value).astype(mx.bfloat16).astype(mx.float32))
+    configuration = settings(
+        "pack-quantized", num_bits=4, type="int", strategy="group", group_size=group, symmetric=True
+    )
     save(tmp_path / "int4", stored, {**CONFIG, "quantization_config": configuration})
-    assert same(logits(tmp_path / "int4"), logits(save(tmp_path / "plain", plain)))
+    expected = logits(save(tmp_path / "plain", plain))
+    assert same(logits(tmp_path / "int4"), expected)
+    report = convert_checkpoint(tmp_path / "int4", tmp_path / "out")
+    assert same(logits(tmp_path / "out"), expected)
+    kept = {item.name: item.quantization for item in report.prepared.items}
+    assert kept.get("layers.0.mixer.qkv") == (QuantSpec(4, 32) if group == 32 else None)

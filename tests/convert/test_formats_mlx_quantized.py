@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from mlxlin.backend import mx
 from mlxlin.convert import convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.errors import CheckpointError, InputError, UnsupportedError
+from mlxlin.loader import load_model
 from tests.convert.checkpoints import CONFIG, logits, mlx_layout, same, save, weights
+from tests.models.golden import FIXTURES
 
 NARROW = {"group_size": 32, "bits": 4}
 
@@ -99,3 +103,35 @@ def test_what_contradicts_itself_is_named(tmp_path: Path, damage: str) -> None:
     names = {"bits": "embed_tokens", "group": "embed_tokens", "mode": "ternary"}
     with pytest.raises(kind, match=names.get(damage, "model.layers.0.mlp.up_proj")):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value_bits", [4, 6])
+def test_matrices_joined_into_one_parameter(tmp_path: Path, value_bits: int) -> None:
+    """q, k and v are one matrix inside; quantised alike they stay packed, otherwise they become plain numbers."""
+    folder = FIXTURES / "gla"
+    original = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(original, dict)
+    default, other = {"group_size": 32, "bits": 4}, {"group_size": 32, "bits": value_bits}
+    stored: dict[str, Any] = {}
+    plain: dict[str, np.ndarray] = {}
+    exceptions: dict[str, Any] = {}
+    for name, array in original.items():
+        stored[name] = plain[name] = np.array(array)
+        module = name.removesuffix(".weight")
+        if re.search(r"attn\.[qkv]_proj\.weight", name):
+            spec = other if "v_proj" in name else default
+            exceptions |= {module: spec} if "v_proj" in name else {}
+            parts = mx.quantize(array, **spec)
+            for part, value in zip(("weight", "scales", "biases"), parts, strict=True):
+                stored[f"{module}.{part}"] = np.array(value)
+            plain[name] = np.array(mx.dequantize(*parts, **spec))
+    settings = json.loads((folder / "config.json").read_text())
+    save(tmp_path / "q", stored, {**settings, "quantization": {**default, **exceptions}})
+    save(tmp_path / "plain", plain, settings)
+    notices: list[str] = []
+    tokens = mx.array([[1, 5, 9, 33, 60]])
+    results = [load_model(path, notice=notices.append)(tokens)[0] for path in (tmp_path / "q", tmp_path / "plain")]
+    assert results[0] is not None and results[1] is not None and same(results[0], results[1])
+    report = convert_checkpoint(tmp_path / "q", dry_run=True)
+    assert bool(report.prepared.quantization) == (value_bits == 4)
+    assert any("6 matrices that are joined" in text for text in notices) == (value_bits == 6)

@@ -10,7 +10,8 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.convert import Recipe, convert_checkpoint, make_recipe
-from mlxlin.convert.quantize import dequantize, packed_shapes, quantize
+from mlxlin.convert.formats.mlx_quantized import dequantize
+from mlxlin.convert.quantize import packed_shapes, quantize
 from mlxlin.convert.writer import Shape
 from mlxlin.errors import InputError, NumericsError
 from mlxlin.models import QuantSpec

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.models.params import QuantSpec
 
 from .fp8 import scaled
 from .tensor import Tensor, dtype_name
@@ -22,22 +23,39 @@ _ACTIVATIONS = (".input_scale", ".output_scale", ".input_zero_point", ".output_z
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
 
 
-def dequantize(
+def read(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], dtype: mx.Dtype
-) -> tuple[dict[str, Tensor], list[tuple[str, str]]]:
-    """Replace every quantised weight and its scales by one tensor of `dtype`. As `fp8.dequantize`."""
+) -> tuple[dict[str, Tensor], dict[str, QuantSpec], list[tuple[str, str]]]:
+    """Replace every quantised weight and its scales by one tensor of `dtype`, or by what MLX computes with directly.
+
+    Symmetric packed integers are the same words as MLX's affine ones with biases of -2^(bits-1) scales, so they stay
+    packed; everything else is dequantised.
+
+    Returns:
+        The tensors; module -> how its matrix is packed, where it is; (name, reason) of those left out.
+
+    Raises:
+        As `fp8.dequantize`.
+    """
     groups = list(settings.get("config_groups", {}).values())
     _check_formats(settings, groups)
     weights = [group["weights"] for group in groups if group.get("weights")]
     result: dict[str, Tensor] = {}
     dropped: list[tuple[str, str]] = []
+    packed: dict[str, QuantSpec] = {}
     used = 0
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if name.endswith(_ACTIVATIONS):
             dropped.append((name, "scale of quantised activations; mlxlin computes in floats"))
         elif part == _PACKED:
-            result[f"{module}.weight"] = _unpacked(module, tensors, _bits(weights, module), dtype)
+            bits = _bits(weights, module)
+            spec = _as_mlx(module, tensors, bits)
+            if spec is not None:
+                packed[module] = spec
+                result.update(_repacked(module, tensors, spec))
+            else:
+                result[f"{module}.weight"] = _unpacked(module, tensors, bits, dtype)
             used += 1
         elif part == "weight" and tensor.dtype in ("F8_E4M3", "I8"):
             scale = tensors.get(f"{module}.{_SCALE}")
@@ -56,7 +74,7 @@ def dequantize(
     if not used and settings.get("format") != "dense":
         form = settings.get("format")
         raise CheckpointError(f"The config promises compressed-tensors '{form}', but no tensor is stored that way.")
-    return result, dropped
+    return result, packed, dropped
 
 
 def _check_formats(settings: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
@@ -106,9 +124,7 @@ def _unpacked(module: str, tensors: Mapping[str, Tensor], bits: int, dtype: mx.D
         )
 
     def load() -> mx.array:
-        shape = tensors.get(f"{module}.weight_shape")
-        if shape is not None and shape.read().tolist() != [rows, cols]:  # type: ignore[comparison-overlap]
-            raise UnsupportedError(f"{module}.weight has padded rows ({shape.read().tolist()} in {(rows, cols)}).")
+        _refuse_padding(module, tensors, rows, cols)
         codes = _unpack(packed.read(), bits)
         zeros = _zero_points(zero, rows, groups, bits)
         factors = mx.broadcast_to(scale.read().astype(mx.float32).reshape(-1, groups), (rows, groups))
@@ -120,6 +136,50 @@ def _unpacked(module: str, tensors: Mapping[str, Tensor], bits: int, dtype: mx.D
 
     nbytes = sum(t.nbytes for t in (packed, scale, zero, order) if t is not None)
     return Tensor((rows, cols), dtype_name(dtype), load, nbytes, packed.file)
+
+
+def _as_mlx(module: str, tensors: Mapping[str, Tensor], bits: int) -> QuantSpec | None:
+    """How MLX would describe the packed matrix; None where it cannot, or where the checkpoint is inconsistent."""
+    packed, scale = tensors[f"{module}.{_PACKED}"], tensors.get(f"{module}.{_SCALE}")
+    others = [f"{module}.{part}" for part in ("weight_zero_point", "weight_g_idx")]
+    if scale is None or len(scale.shape) != 2 or any(name in tensors for name in others):
+        return None
+    columns = packed.shape[-1] * 32 // bits
+    if scale.shape[0] != packed.shape[0] or columns % scale.shape[1]:
+        return None
+    width = columns // scale.shape[1]
+    return next((QuantSpec(bits, size) for size in (128, 64, 32) if width % size == 0), None)
+
+
+def _repacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> dict[str, Tensor]:
+    """weight, scales and biases as MLX stores them; a scale for a wider group is repeated."""
+    packed, scale = tensors[f"{module}.{_PACKED}"], tensors[f"{module}.{_SCALE}"]
+    rows, words = packed.shape
+    columns = words * 32 // spec.bits
+    groups = columns // spec.group_size
+
+    def weight() -> mx.array:
+        _refuse_padding(module, tensors, rows, columns)
+        return packed.read().view(mx.uint32)
+
+    def scales() -> mx.array:
+        return mx.repeat(scale.read(), groups // scale.shape[1], axis=1)
+
+    def biases() -> mx.array:
+        return mx.multiply(scales(), -(2 ** (spec.bits - 1)))
+
+    stored = (rows, groups), scale.dtype
+    return {
+        f"{module}.weight": Tensor((rows, words), "U32", weight, packed.nbytes, packed.file),
+        f"{module}.scales": Tensor(*stored, scales, scale.nbytes, scale.file),
+        f"{module}.biases": Tensor(*stored, biases, scale.nbytes, scale.file),
+    }
+
+
+def _refuse_padding(module: str, tensors: Mapping[str, Tensor], rows: int, columns: int) -> None:
+    stated = tensors.get(f"{module}.weight_shape")
+    if stated is not None and stated.read().tolist() != [rows, columns]:  # type: ignore[comparison-overlap]
+        raise UnsupportedError(f"{module}.weight has padded rows ({stated.read().tolist()} in {(rows, columns)}).")
 
 
 def _zero_points(packed: Tensor | None, rows: int, groups: int, bits: int) -> mx.array:

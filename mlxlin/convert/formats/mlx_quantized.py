@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
 from mlxlin.models.params import QuantSpec
 
-from .tensor import Tensor
+from .tensor import DTYPES, Tensor
 
+PARTS = ("weight", "scales", "biases")
 # mode: (bits, group sizes) that MLX has kernels for
 MODES = {
     "affine": ((2, 3, 4, 5, 6, 8), (32, 64, 128)),
@@ -75,6 +77,43 @@ def read_specs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> di
             specs[module] = read_spec(override, module, default)
             _check_shapes(module, tensors, specs[module])
     return specs
+
+
+def unpacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> Tensor:
+    """The matrix `module` as plain numbers, in the dtype of its scales (bfloat16 for the floating-point modes)."""
+    parts = {part: tensors[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in tensors}
+    shape = parts["weight"].shape
+    dtype = parts["scales"].dtype if spec.mode == "affine" else "BF16"
+
+    def load() -> mx.array:
+        arrays = {part: tensor.read() for part, tensor in parts.items()}
+        target = DTYPES[dtype][1]
+        assert target is not None
+        return dequantize(arrays, spec, target)
+
+    nbytes = sum(tensor.nbytes for tensor in parts.values())
+    return Tensor((*shape[:-1], shape[-1] * 32 // spec.bits), dtype, load, nbytes, parts["weight"].file)
+
+
+def dequantize(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:
+    """The numbers of a packed matrix, computed and returned in `dtype`.
+
+    Args:
+        parts: "weight" [..., out, in * bits / 32] uint32, "scales" and, for affine, "biases" [..., out, in / group].
+    """
+    affine = spec.mode == "affine"
+    rows = parts["weight"].reshape(-1, parts["weight"].shape[-1])
+    scales, biases = parts["scales"], parts.get("biases")
+    flat = mx.dequantize(
+        rows,
+        (scales.astype(dtype) if affine else scales).reshape(rows.shape[0], -1),
+        None if biases is None else biases.astype(dtype).reshape(rows.shape[0], -1),
+        group_size=spec.group_size,
+        bits=spec.bits,
+        mode=spec.mode,
+        dtype=None if affine else dtype,
+    )
+    return flat.reshape(*parts["weight"].shape[:-1], -1)
 
 
 def _check_shapes(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,16 @@ class Source:
     dropped: tuple[tuple[str, str], ...] = ()
     notices: tuple[str, ...] = ()
 
+    def unpack(self, modules: Collection[str]) -> Source:
+        """The same checkpoint with the packed matrices `modules` as plain numbers."""
+        parts = {f"{module}.{part}" for module in modules for part in mlx_quantized.PARTS}
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in parts}
+        for module in modules:
+            tensors[f"{module}.weight"] = mlx_quantized.unpacked(module, self.tensors, self.quantization[module])
+        kept = {name: spec for name, spec in self.quantization.items() if name not in modules}
+        notice = f"{len(modules)} matrices that are joined with others quantised differently are kept as plain numbers."
+        return replace(self, tensors=tensors, quantization=kept, notices=(*self.notices, notice))
+
 
 def open_checkpoint(path: Path, dtype: mx.Dtype = mx.bfloat16) -> Source:
     """Open a checkpoint folder, or a single weight file in one.
@@ -91,7 +101,7 @@ def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: s
         kind, specs = "mlx-quantised", mlx_quantized.read_specs(tensors, config.get("quantization") or settings)
     elif method == "compressed-tensors":
         kind = method
-        plain, dropped = compressed.dequantize(tensors, settings, dtype)
+        plain, specs, dropped = compressed.read(tensors, settings, dtype)
     elif method == "fp8" or (method is None and any(name.endswith(fp8.SUFFIX) for name in tensors)):
         kind = "fp8"
         plain, dropped = fp8.dequantize(tensors, settings, dtype)
