@@ -38,11 +38,13 @@ def gated_norm(
     groups: int = 1,
     gate_first: bool = False,
 ) -> mx.array:
-    """RMS norm of each of `groups` equal parts of y [B, T, C] times `weight` [C], gated by activation(gate) [B, T, C]
-    after the norm, or before it (Mamba-2)."""
+    """RMS norm of each of `groups` equal parts of y [B, T, C] times `weight`, [C] or the same [C / groups] for each part,
+    gated by activation(gate) [B, T, C] after the norm, or before it (Mamba-2)."""
     B, T, C = y.shape
     threads = _threads(C // groups)
-    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None], "weight": weight[None, None, None]}
+    weight = weight.reshape(1, 1, -1, C // groups)
+    weight = mx.broadcast_to(weight, (1, 1, groups, C // groups))  # a view: the kernel follows its strides
+    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None], "weight": weight}
     views = ", ".join(view(name, array) for name, array in arrays.items())
     kind = ACTIVATION[activation]
     body = (

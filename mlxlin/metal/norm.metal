@@ -38,7 +38,7 @@ inline void gated_norm(View<XP> x_, View<GP> gate_, View<WP> weight, int T, int 
   const int part = row_ % groups_of_row, token = row_ / groups_of_row, c0 = part * D;
   const Row<XP> x = row(x_, token / T, token % T, 0);
   const Row<GP> gate = row(gate_, token / T, token % T, 0);
-  const Row<WP> w = row(weight, 0, 0, 0);
+  const Row<WP> w = row(weight, 0, 0, part);
   float squares = 0.0f;
   for (int d = thread_; d < D; d += threads) {
     const float z = load(x, c0 + d) * (GATE_FIRST ? factor<ACTIVATION>(gate, c0 + d) : 1.0f);
@@ -47,6 +47,6 @@ inline void gated_norm(View<XP> x_, View<GP> gate_, View<WP> weight, int T, int 
   const float norm = rsqrt(threadgroup_sum(squares, scratch, group, threads / 32, lane) / D + eps);
   for (int d = thread_; d < D; d += threads) {
     const float gated = load(x, c0 + d) * factor<ACTIVATION>(gate, c0 + d);
-    y[int64_t(row_) * D + d] = Y(gated * norm * load(w, c0 + d));
+    y[int64_t(row_) * D + d] = Y(gated * norm * load(w, d));
   }
 }

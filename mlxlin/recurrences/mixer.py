@@ -56,9 +56,8 @@ def by_kernel(spec: MixerSpec, x: Projected) -> Mixed:
         return mixed
     if not spec.norm or x.norm is None:
         return replace(mixed, y=finish(spec, x, mixed.y.astype(mx.float32)).astype(mixed.y.dtype))
-    weight = mx.broadcast_to(x.norm, (HV, V)).reshape(-1)
     y = mixed.y.reshape(B, T, HV * V)
-    y = gated_norm(y, x.gate, weight, spec.eps, activation=spec.gate, groups=HV)
+    y = gated_norm(y, x.gate, x.norm, spec.eps, activation=spec.gate, groups=HV)
     return replace(mixed, y=y.reshape(B, T, HV, V))
 
 

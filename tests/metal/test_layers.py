@@ -32,15 +32,14 @@ def test_add_norm_equals_its_parts(width: int, dtype: mx.Dtype) -> None:
     assert error(normed, rms_norm(float64(total), float64(weight), 1e-6)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("gate_first", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool) -> None:
-    y, weight = normal(2, 2, 192, dtype=mx.bfloat16), normal(192, seed=2)
+@pytest.mark.parametrize(("gated", "gate_first", "shared"), [(False, False, True), (True, False, False), (True, True, False)])
+def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool, shared: bool) -> None:
+    y, weight = normal(2, 2, 192, dtype=mx.bfloat16), normal(64 if shared else 192, seed=2)
     gate = normal(2, 2, 192, seed=1) if gated else None
     found = gated_norm(y, gate, weight, 1e-5, activation="silu", groups=3, gate_first=gate_first)
     x, act = float64(y), 1.0 if gate is None else float64(gate) / (1 + np.exp(-float64(gate)))
     x = x * act if gate_first else x
-    expected = rms_norm(x.reshape(2, 2, 3, 64), float64(weight).reshape(3, 64), 1e-5).reshape(2, 2, 192)
+    expected = rms_norm(x.reshape(2, 2, 3, 64), float64(weight).reshape(-1, 64), 1e-5).reshape(2, 2, 192)
     assert error(found, expected if gate_first else expected * act) < TOLERANCE[mx.bfloat16]
 
 

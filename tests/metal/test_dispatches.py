@@ -1,0 +1,83 @@
+"""How many dispatches a mixer costs, counted in the graph MLX exports with its own kernel objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.metal import kernels as sources
+from mlxlin.metal.mixer import MixerSpec, Projected
+from mlxlin.recurrences import kernels, mixer, run
+from mlxlin.recurrences.samples import sample, sample_mixer
+from mlxlin.selftest import MIXERS
+
+# Primitives that only look at an array in another way
+VIEWS = {"Slice", "Split", "Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "Transpose", "Broadcast", "AsStrided"}
+
+
+@pytest.fixture(autouse=True)
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Metal in name only: graphs are exported, nothing runs, and MLX makes the kernels itself."""
+    monkeypatch.setattr(kernels, "on_metal", lambda: True)
+    monkeypatch.setattr(mixer, "on_metal", lambda: True)
+    monkeypatch.setattr(kernels, "trusted", lambda *_: True)
+    monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
+    sources.kernel.cache_clear()
+    yield
+    sources.kernel.cache_clear()
+
+
+def exported(call: Callable[..., Any], *arrays: mx.array) -> list[dict[str, Any]]:
+    """The primitives of a call, as MLX records them."""
+    found: list[dict[str, Any]] = []
+    mx.export_function(found.append, call, *arrays)
+    return [entry for entry in found if entry["type"] == "primitive"]
+
+
+def dispatches(primitives: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(p["name"] for p in primitives if p["name"] not in VIEWS)
+
+
+def arrays_of(x: Projected) -> dict[str, mx.array]:
+    return {f.name: z for f in fields(x) if isinstance(z := getattr(x, f.name), mx.array)}
+
+
+def decode_counts(spec: MixerSpec, tokens: int) -> Counter[str]:
+    x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
+    mx.eval(*x.streams)
+    given = arrays_of(x)
+
+    def call(*arrays: mx.array) -> list[mx.array]:
+        mixed = mixer.decode(spec, replace(x, **dict(zip(given, arrays, strict=True))))
+        return [mixed.y, mixed.S]
+
+    return dispatches(exported(call, *given.values()))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_mixer_decodes_in_one_dispatch_or_two_where_heads_are_few(name: str, tokens: int) -> None:
+    expected = 2 if name == "gated linear attention" else 1
+    assert decode_counts(MIXERS[name], tokens) == {"CustomKernel": expected}
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(5, 1), (64, 2)])
+@pytest.mark.parametrize("rule", ["decay", "kda", "gated_delta", "dplr"])
+def test_a_recurrence_costs_its_kernels_and_nothing_else(rule: str, tokens: int, expected: int) -> None:
+    decay = "channel" if rule == "kda" else "head"
+    x = sample(rule, decay, 64, 64, 2, tokens, mx.bfloat16)
+    names = [n for n in ("q", "k", "v", "g", "beta", "a", "b", "lengths") if getattr(x, n) is not None]
+
+    def call(*arrays: mx.array) -> list[mx.array]:
+        given = dict(zip([*names, "state"], arrays, strict=True))
+        return list(run(rule, **given))
+
+    primitives = exported(call, *(getattr(x, n) for n in names), x.S)
+    assert dispatches(primitives) == {"CustomKernel": expected}
+    names_of_kernels = [p["arguments"][0] for p in primitives if p["name"] == "CustomKernel"]
+    assert all(name.startswith("custom_kernel_mlxlin_") for name in names_of_kernels)
