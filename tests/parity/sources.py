@@ -111,6 +111,26 @@ CASES: dict[str, Case] = {
         tie_word_embeddings=True,
     ),  # fmt: skip
     "gated_deltanet-plain": _fla("GatedDeltaNet", True, num_heads=3, head_dim=12, use_gate=False, use_short_conv=False),
+    "gated_deltaproduct": _fla(
+        "GatedDeltaProduct",
+        num_heads=2,
+        head_dim=16,
+        expand_v=1.5,
+        num_householder=lambda s: s(3, 2, 4),
+        use_forget_gate=True,
+        allow_neg_eigval=True,
+        attn=_hybrid(),
+    ),
+    "gated_deltaproduct-plain": _fla(
+        "GatedDeltaProduct",
+        num_heads=lambda s: s(2, 3),
+        head_dim=12,
+        expand_v=1,
+        num_householder=2,
+        use_output_gate=False,
+        use_short_conv=False,
+    ),
+    "gated_deltaproduct-single": _fla("GatedDeltaProduct", num_heads=2, head_dim=16, tie_word_embeddings=True),
     "delta_net": _fla("DeltaNet", num_heads=2, expand_v=2.0),
     "delta_net-gate": _fla(
         "DeltaNet",
