@@ -20,7 +20,17 @@ from mlxlin.models.params import Parameter, QuantSpec, Role
 from mlxlin.models.spec import ModelSpec
 from mlxlin.models.weights import Family, Plan, Target, Tensor, translate
 
-FAMILIES = ("qwen3_5", "gated_deltanet", "gated_deltaproduct", "delta_net", "gla", "kda", "linear_attn", "retnet")
+FAMILIES = (
+    "qwen3_5",
+    "gated_deltanet",
+    "gated_deltaproduct",
+    "delta_net",
+    "gla",
+    "hgrn2",
+    "kda",
+    "linear_attn",
+    "retnet",
+)
 
 
 def family(name: str) -> Family:

@@ -18,7 +18,7 @@ FORMAT = 1
 
 Activation = Literal["none", "silu"]
 Gate = Literal["none", "silu", "sigmoid"]
-Features = Literal["none", "silu", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"]
+Features = Literal["none", "silu", "silu_q", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"]
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,28 @@ class DecaySpec:
     sigmoid:    g = bound sigmoid(exp(A_log) (W x + dt_bias))        (KDA with a lower bound; bound < 0)
     logsigmoid: g = max(logsigmoid(W x + b) / divisor, floor)        (GLA)
     retention:  g = log(1 - 2^(-5-h))                                (RetNet)
+    forget:     g = log(b + (1 - b) sigmoid(W x)), k = 1 - exp(g)    (HGRN2)
 
-    `vector` gives one value per key channel, else one per head. W is W2 W1 of rank `rank` where rank > 0.
+    `vector` gives one value per key channel, else one per head. W is W2 W1 of rank `rank` where rank > 0. `bounds` is
+    the number of rows of the table that b is learned in, one per layer: b is row `layer` of the table's softmax over
+    layers, summed up to there without the first; 0 where bounds = 0.
     """
 
-    kind: Literal["softplus", "sigmoid", "logsigmoid", "retention"]
+    kind: Literal["softplus", "sigmoid", "logsigmoid", "retention", "forget"]
     vector: bool = False
     rank: int = 0
     divisor: float = 1.0
     floor: float | None = None
     bound: float = 0.0
+    bounds: int = 0
+    layer: int = 0
 
 
 @dataclass(frozen=True)
 class OutputSpec:
     """What happens between the recurrence and the output projection: a norm, and a gate beside it.
 
+    joint: the norm runs over all heads together, else over each.
     gate: activation(W x) multiplied after the norm; W is W2 W1 of rank `rank` where rank > 0, `bias` on the outer one.
     """
 
@@ -69,6 +75,7 @@ class OutputSpec:
     gate: Gate = "none"
     rank: int = 0
     bias: bool = False
+    joint: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class LinearSpec:
     """A recurrent mixer of the linear-attention family; `rule` is the name `mlxlin.recurrences.run` knows.
 
     conv: taps of a depthwise causal convolution over the projected q, k and v, 0 for none; the activations sit behind
-        it. features: map applied to q and k; with weights of their own for hadamard, hedgehog and t2r (shared by q and
+        it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog and t2r (shared by q and
         k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is one) or none. simplex_q,
         simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and decay projections,
         repeated to `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one where

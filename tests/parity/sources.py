@@ -163,6 +163,16 @@ CASES: dict[str, Case] = {
         attn=_hybrid(window_size=16, rope_theta=5000.0),
     ),  # fmt: skip
     "gla-nogate": _fla("GLA", True, num_heads=2, use_output_gate=False),
+    "hgrn2": _fla("HGRN2", True, expand_ratio=16, attn=_hybrid(), num_hidden_layers=lambda s: s(3, 4)),
+    "hgrn2-conv": _fla(
+        "HGRN2",
+        True,
+        expand_ratio=lambda s: s(8, 16),
+        use_short_conv=True,
+        use_lower_bound=False,
+        tie_word_embeddings=True,
+    ),
+    "hgrn2-heads": _fla("HGRN2", True, expand_ratio=None, num_heads=lambda s: s(2, 4), elementwise_affine=False),
     "retnet": _fla("RetNet", num_heads=2),
     "retnet-gqa": _fla("RetNet", num_heads=4, num_kv_heads=2, fuse_norm=False, attn=_hybrid(), feature_map="relu"),
     "linear_attn": _fla("LinearAttention", num_heads=2, expand_v=1.5),

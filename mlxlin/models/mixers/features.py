@@ -56,6 +56,8 @@ def feature_maps(spec: LinearSpec, params: Params) -> tuple[Map | None, Map | No
     """The maps for q and for k, [..., K] -> [..., feature_dim]."""
     if spec.features == "none":
         return None, None
+    if spec.features == "silu_q":
+        return silu, lambda k: k
     if spec.features in _PLAIN:
         return _PLAIN[spec.features], _PLAIN[spec.features]
     q = _learned_map(spec.features, params.at("features_q"))

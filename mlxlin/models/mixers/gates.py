@@ -27,7 +27,10 @@ def decay_parameters(spec: LinearSpec, width: int) -> Table:
     table = {"decay.weight": Parameter((decay.rank or out, width), "gate")}
     if decay.rank:
         table["decay_out.weight"] = Parameter((out, decay.rank), "gate")
-    if decay.kind == "logsigmoid":
+    if decay.kind == "forget":
+        if decay.bounds:
+            table["bounds"] = Parameter((decay.bounds, out), "keep")
+    elif decay.kind == "logsigmoid":
         table["decay_out.bias"] = Parameter((out,), "keep")
     else:
         table["A_log"] = Parameter((spec.value_heads,), "keep")
@@ -46,6 +49,8 @@ class Decay:
         if spec.decay.kind == "retention":
             heads = mx.arange(spec.value_heads, dtype=mx.float32)
             self._fixed = params.made(mx.log(1 - mx.power(2.0, -5 - heads)))
+        elif spec.decay.kind == "forget":
+            self._bound = params.made(_learned_bound(spec, params))
         elif spec.decay.kind != "logsigmoid":
             rate = mx.minimum(mx.exp(params.take("A_log").astype(mx.float32)), _LARGEST_RATE)
             if spec.decay.vector:
@@ -69,3 +74,14 @@ class Decay:
             return spec.bound * mx.sigmoid(self._rate * (x + self._bias))
         g = -softplus(-x) / spec.divisor
         return g if spec.floor is None else mx.maximum(g, spec.floor)
+        if spec.kind == "forget":
+            return mx.logaddexp(mx.log(self._bound), mx.log1p(-self._bound) - softplus(-x))
+
+
+def _learned_bound(spec: LinearSpec, params: Params) -> mx.array:
+    """b of each channel, [H, K]. Float32 from the table on: a long memory is a b just below one."""
+    assert spec.decay is not None
+    if not spec.decay.bounds:
+        return mx.zeros((1, 1))
+    shares = mx.softmax(params.take("bounds").astype(mx.float32), axis=0)
+    return shares[1 : spec.decay.layer + 1].sum(axis=0).reshape(-1, spec.key_dim)

@@ -32,6 +32,11 @@ def _inputs(spec: LinearSpec) -> list[str]:
     """Names of the projections of the layer's input."""
     names = ["qkv"]
     if spec.output.gate != "none":
+def _forgets(spec: LinearSpec) -> bool:
+    """Whether k is what the decay lets go of; the projection of the decay then stands for that of k."""
+    return spec.decay is not None and spec.decay.kind == "forget"
+
+
         names.append("gate")
     if spec.beta is not None and spec.beta_projection:
         names.append("beta")
@@ -43,7 +48,11 @@ def _inputs(spec: LinearSpec) -> list[str]:
 def linear_parameters(spec: LinearSpec, width: int) -> Table:
     """Expected parameters of one mixer in a model of this width."""
     total, value_width = sum(_widths(spec)), spec.value_heads * spec.value_dim
-    table = {"qkv.weight": Parameter((total, width), "matrix"), "out.weight": Parameter((width, value_width), "matrix")}
+    joined = total - _widths(spec)[1] if _forgets(spec) else total
+    table = {
+        "qkv.weight": Parameter((joined, width), "matrix"),
+        "out.weight": Parameter((width, value_width), "matrix"),
+    }
     if spec.conv:
         table["conv.weight"] = Parameter((spec.conv, total), "keep")
     if spec.conv_bias:
@@ -66,7 +75,7 @@ def _output_parameters(spec: LinearSpec, width: int, value_width: int) -> Table:
         if output.bias:
             table["gate_out.bias" if rank else "gate.bias"] = Parameter((value_width,), "keep")
     if output.norm is not None:
-        table.update(under("norm", Norm.parameters(output.norm, spec.value_dim)))
+        table.update(under("norm", Norm.parameters(output.norm, value_width if output.joint else spec.value_dim)))
     return table
 
 
@@ -111,9 +120,15 @@ class LinearMixer:
             spec.rule,
             q,
             k,
+        if _forgets(spec):
+            qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
             v,
-            g=self._log_decay(projected.get("decay"), *x.shape[:2]),
+            g=g,
             beta=self._beta(projected.get("beta"), *x.shape[:2]),
+        g = self._log_decay(k if _forgets(spec) else projected.get("decay"), *x.shape[:2])
+        if _forgets(spec):
+            assert g is not None
+            k = -mx.expm1(g).astype(k.dtype)
             state=(old["S"], old["Z"]) if spec.normalize else old["S"],
             lengths=step.lengths,
             normalize=spec.normalize,
@@ -126,8 +141,11 @@ class LinearMixer:
         spec, (batch, length, _) = self._spec, qkv.shape
         if spec.qk_activation == spec.v_activation == "silu":
             qkv = silu(qkv)
-        q_width, k_width, _ = _widths(spec)
-        q, k, v = mx.split(qkv, [q_width, q_width + k_width], axis=-1)
+        q_width, k_width, v_width = _widths(spec)
+        if _forgets(spec):
+            q, v, k = mx.split(qkv, [q_width, q_width + v_width], axis=-1)
+        else:
+            q, k, v = mx.split(qkv, [q_width, q_width + k_width], axis=-1)
         if spec.v_activation == "silu" != spec.qk_activation:
             v = silu(v)
         q = q.reshape(batch, length, spec.heads, spec.key_dim)
@@ -182,3 +200,5 @@ class LinearMixer:
         if self._gate_out is not None:
             gate = self._gate_out(gate)
         return y * (silu(gate) if self._spec.output.gate == "silu" else mx.sigmoid(gate))
+        if self._spec.output.joint:
+            y = y.reshape(*y.shape[:2], -1)
