@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from mlxlin.errors import InputError, MlxlinError, ResourceError
 
 MANIFEST = "mlxlin.json"
+_LITTER = ("._", ".DS_Store")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -20,7 +22,7 @@ def check_target(out: Path) -> None:
     """Refuse an output path that holds something we did not write.
 
     Raises:
-        InputError: a file, or a non-empty folder without our manifest.
+        InputError: a file, a non-empty folder without our manifest, or one with files that the manifest does not list.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a folder.", "Name another output folder.")
@@ -29,6 +31,24 @@ def check_target(out: Path) -> None:
             f"{out} exists, is not empty and was not written by mlxlin; it was left untouched.",
             "Name another output folder, or empty this one yourself.",
         )
+    if (out / MANIFEST).is_file() and (foreign := _foreign_file(out)):
+        raise InputError(
+            f"{out} holds {foreign}, which mlxlin did not write; the folder was left untouched.",
+            "Name another output folder, or move that file.",
+        )
+
+
+def _foreign_file(out: Path) -> str | None:
+    """A file of a converted folder that its manifest does not list; system litter does not count."""
+    try:
+        listed = {MANIFEST, *json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{out / MANIFEST} is damaged, so what else is in the folder is unclear; it was left untouched.",
+            "Name another output folder, or remove this one yourself.",
+        ) from error
+    present = (path.relative_to(out).as_posix() for path in sorted(out.rglob("*")) if path.is_file())
+    return next((n for n in present if n not in listed and not n.rpartition("/")[2].startswith(_LITTER)), None)
 
 
 def check_disk(out: Path, needed: int) -> None:

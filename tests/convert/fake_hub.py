@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +36,8 @@ class Hub:
     corrupt: bool = False
     status: int | None = None  # answer everything with this
     ranges: bool = True
+    broken: str = ""  # a file answered with 500, after a moment
+    slow: str = ""  # a file sent in two halves with a pause between
     sizes: bool = True  # whether the listing tells sizes and hashes
 
     def add(self, repo: str, folder: Path) -> Repository:
@@ -74,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository = hub.repositories.get(match[1]) if match else None
         if match is None or repository is None or match[3] not in repository.files:
             return self._refuse(404, "EntryNotFound" if repository else "RepoNotFound")
+        if match[3] == hub.broken:
+            time.sleep(0.3)
+            return self._refuse(500, "")
         if repository.refusal is not None and match[3] != "config.json":
             return self._refuse(*repository.refusal)
         return self._file(match[3], repository.files[match[3]])
@@ -105,6 +112,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             body = content
         cut = None
+        if name == hub.slow and self.command == "GET":
+            half = len(body) // 2
+            self._answer(status, body[:half], headers, total=len(body))
+            time.sleep(0.8)
+            with contextlib.suppress(OSError):
+                self.wfile.write(body[half:])
+            return
         if large and hub.cut_after is not None and hub.cuts_left > 0:
             hub.cuts_left -= 1
             cut = max(0, int(hub.cut_after * len(content)) - start)
@@ -113,9 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None) -> None:
+    def _answer(
+        self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None, total: int | None = None
+    ) -> None:
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body)), "X-Repo-Commit": COMMIT}.items():
+        length = len(body) if total is None else total
+        for name, value in {**headers, "Content-Length": str(length), "X-Repo-Commit": COMMIT}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
@@ -126,12 +143,17 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up is part of the tests."""
+
+
 @contextmanager
 def serve() -> Iterator[Hub]:
     """A running hub."""
     hub = Hub()
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -320,6 +320,16 @@ def test_what_is_not_ours_is_never_touched(tmp_path: Path) -> None:
     convert_checkpoint(raw, empty, bits=4)  # ours: replaced
     assert read_manifest(empty).options["recipe"]["bits"] == 4
     assert {path.name for path in tmp_path.iterdir()} == {"raw", "other", "empty"}
+    (empty / ".DS_Store").write_text("")
+    convert_checkpoint(raw, empty)
+    (empty / "notes.txt").write_text("kept")
+    with pytest.raises(InputError, match="holds notes.txt, which mlxlin did not write"):
+        convert_checkpoint(raw, empty, bits=4)
+    (empty / "notes.txt").unlink()
+    (empty / "mlxlin.json").write_text("{")
+    with pytest.raises(InputError, match="mlxlin.json is damaged"):
+        convert_checkpoint(raw, empty, bits=4)
+    assert (empty / "model.safetensors").exists()
 
 
 def test_free_disk_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,17 @@ def test_other_quantisations_are_refused_by_name(tmp_path: Path, method: str) ->
         open_checkpoint(tmp_path)
 
 
+def test_a_file_that_cannot_be_read_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tmp_path / "x", weights())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read.*Permission denied"):
+        open_checkpoint(folder)
+
+
 def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(CheckpointError, match="no weights"):

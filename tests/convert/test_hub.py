@@ -17,7 +17,7 @@ from mlxlin.convert import convert_checkpoint, hub
 from mlxlin.convert.hub import requests, transfer
 from mlxlin.convert.manifest import read_manifest
 from mlxlin.convert.resolve import resolve
-from mlxlin.errors import CheckpointError, HubError, InputError, UnsupportedError
+from mlxlin.errors import CheckpointError, HubError, InputError, ResourceError, UnsupportedError
 from tests.convert.checkpoints import bf16, logits, same, save, weights
 from tests.convert.fake_hub import COMMIT, Hub, serve
 from tests.convert.test_formats_pickles import save_torch
@@ -91,6 +91,19 @@ def test_b65_a_server_without_ranges_sends_it_all_again(server: Hub, tmp_path: P
     server.cuts_left, server.ranges = 0, False
     folder = hub.fetch(REPO)
     assert (folder / SHARDS[0]).read_bytes() == (tmp_path / "origin" / SHARDS[0]).read_bytes()
+
+
+def test_b65_when_one_file_fails_what_arrived_of_the_others_is_kept(server: Hub, tmp_path: Path) -> None:
+    server.broken, server.slow = SHARDS
+    with pytest.raises(HubError, match="error 500"):
+        hub.fetch(REPO)
+    server.broken = server.slow = ""
+    folder = hub.fetch(REPO)
+    size = (tmp_path / "origin" / SHARDS[1]).stat().st_size
+    first, second = server.asked(SHARDS[1])
+    assert first is None and second is not None and int(second.removeprefix("bytes=").rstrip("-")) >= size // 2
+    for name in SHARDS:
+        assert (folder / name).read_bytes() == (tmp_path / "origin" / name).read_bytes()
 
 
 def test_b65_a_damaged_download_is_noticed_and_removed(server: Hub, tmp_path: Path) -> None:
@@ -262,6 +275,21 @@ def test_an_incomplete_repository_is_noticed(server: Hub) -> None:
     del server.repositories[REPO].files[SHARDS[1]]
     with pytest.raises(HubError, match=f"incomplete on the hub.*{SHARDS[1]}"):
         resolve(REPO)
+
+
+def test_only_what_the_index_names_is_downloaded(server: Hub) -> None:
+    server.repositories[REPO].files["model.safetensors"] = b"a consolidated copy"
+    folder = hub.fetch(REPO)
+    assert not (folder / "model.safetensors").exists() and server.asked("model.safetensors") == []
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_of_ours(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ResourceError, match="cannot be written"):
+        hub.fetch(REPO)
 
 
 def test_a_mirror_that_lists_names_only(server: Hub, tmp_path: Path) -> None:

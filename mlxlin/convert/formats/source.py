@@ -77,22 +77,21 @@ def open_checkpoint(path: Path, dtype: mx.Dtype = mx.bfloat16) -> Source:
         CheckpointError: missing, incomplete or damaged files.
         UnsupportedError: another format, which the message names.
     """
-    if path.is_file():
-        folder = path.parent
-        _refuse_foreign([path])
-        tensors = pickles.read_file(path) if path.suffix in pickles.SUFFIXES else safetensors.File(path).tensors()
-        kind = "pytorch" if path.suffix in pickles.SUFFIXES else "safetensors"
-    elif path.is_dir():
-        folder = path
-        tensors, kind = _read_folder(folder)
-    else:
+    if not path.exists():
         raise CheckpointError(f"There is no such file or directory: {path}")
-    return describe_tensors(read_config(folder), tensors, kind, dtype)
+    try:
+        tensors, kind = _read_folder(path) if path.is_dir() else _read_file(path)
+        config = read_config(path if path.is_dir() else path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint cannot be read: {error}", "Check the file and its permissions."
+        ) from error
+    return describe_tensors(config, tensors, kind, dtype)
 
 
 def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: str, dtype: mx.Dtype) -> Source:
     """The checkpoint behind stored tensors: quantised ones joined with their scales. `kind` is the file format."""
-    settings = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config") or {}
+    settings = _quantization_config(config) or _quantization_config(config.get("text_config") or {})
     method = settings.get("quant_method")
     dropped: list[tuple[str, str]] = []
     specs: dict[str, QuantSpec] = {}
@@ -113,6 +112,10 @@ def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: s
                 f"{name} is stored as {tensor.dtype}, but nothing in the checkpoint says how to scale it."
             )
     return Source(config, plain, kind, specs, tuple(dropped), tuple(_code_notices(config)))
+
+
+def _quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    return config.get("quantization_config") or config.get("compression_config") or {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -137,6 +140,13 @@ def _untag(value: Any) -> Any:
             return _TAGS[value["__float__"]]
         return {key: _untag(item) for key, item in value.items()}
     return [_untag(item) for item in value] if isinstance(value, list) else value
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], str]:
+    _refuse_foreign([path])
+    if path.suffix in pickles.SUFFIXES:
+        return pickles.read_file(path), "pytorch"
+    return safetensors.File(path).tensors(), "safetensors"
 
 
 def _read_folder(folder: Path) -> tuple[dict[str, Tensor], str]:

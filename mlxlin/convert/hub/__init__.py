@@ -13,7 +13,7 @@ from huggingface_hub import constants, errors
 
 from mlxlin.errors import HubError
 
-from ..formats import Tensor, safetensors
+from ..formats import Tensor, pickles, safetensors
 from ..repository import choose, is_commit
 from .cache import Cache, Downloaded, downloaded, missing_file
 from .requests import Listing, Remote, complete, look_up, read_range, status_of
@@ -71,12 +71,29 @@ def fetch(
                 raise _not_cached(repo, lacking, "the hub cannot be reached") from error
         raise
     side, weights = choose(list(listing.files), repo, file)
-    download(cache, listing, [listing.files[name] for name in side + weights], progress)
-    cache.remember(revision, listing.commit)
     folder = cache.snapshot(listing.commit)
+    download(cache, listing, side)
+    weights = _indexed(folder, listing, weights)
+    download(cache, listing, side + weights, progress)
+    cache.remember(revision, listing.commit)
     if (lacking := missing_file(folder, file)) is not None:
         raise HubError(f"{repo} is incomplete on the hub: {lacking}.")
     return folder
+
+
+def _indexed(folder: Path, listing: Listing, weights: list[str]) -> list[str]:
+    """The weight files that a downloaded index names, where the repository has one; else `weights`.
+
+    Raises:
+        HubError: one that the index names is not in the repository.
+    """
+    for index in (safetensors.INDEX, pickles.INDEX):
+        if index in listing.files and (folder / index).is_file():
+            weights = sorted(set(safetensors.read_index(folder / index).values()))
+    for name in weights:
+        if name not in listing.files:
+            raise HubError(f"{listing.repo} is incomplete on the hub: {name} is missing.", "Tell its owner.")
+    return weights
 
 
 def cached(repo: str, revision: str | None = None, file: str | None = None) -> Path | None:
@@ -108,8 +125,9 @@ def outline(repo: str, revision: str | None = None, file: str | None = None) -> 
     side, weights = choose(list(listing.files), repo, file)
     wanted = [name for name in side if name in ("config.json", "mlxlin.json", safetensors.INDEX)]
     cache = Cache(repo)
-    download(cache, listing, [listing.files[name] for name in wanted], None)
+    download(cache, listing, wanted)
     tensors: dict[str, Tensor] = {}
+    weights = _indexed(cache.snapshot(listing.commit), listing, weights)
     for name in weights if weights[0].endswith(".safetensors") else []:
         tensors.update(_remote_header(listing, complete(listing, listing.files[name])))
     return Outline(cache.snapshot(listing.commit), tensors)

@@ -11,6 +11,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from mlxlin.errors import HubError
 
+TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without a byte
 UNKNOWN = -1  # size of a file that the listing does not tell
 
 
@@ -40,7 +41,7 @@ def look_up(repo: str, revision: str | None = None) -> Listing:
     """
     try:
         name = revision or constants.DEFAULT_REVISION
-        info = huggingface_hub.HfApi().model_info(repo, revision=name, files_metadata=True, timeout=20)
+        info = huggingface_hub.HfApi().model_info(repo, revision=name, files_metadata=True, timeout=TIMEOUT)
     except Exception as error:
         raise explain(error, repo, revision) from error
     files = {
@@ -72,7 +73,7 @@ def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes
     url, headers = file_request(listing, remote)
     try:
         response = get_session().get(
-            url, headers={**headers, "Range": f"bytes={start}-{stop - 1}"}, follow_redirects=True
+            url, headers={**headers, "Range": f"bytes={start}-{stop - 1}"}, timeout=TIMEOUT, follow_redirects=True
         )
         hf_raise_for_status(response)
     except Exception as error:

@@ -19,11 +19,15 @@ from mlxlin.errors import HubError, ResourceError
 
 from ..folder import check_disk
 from .cache import Cache
-from .requests import Listing, Remote, complete, explain, file_request
+from .requests import TIMEOUT, Listing, Remote, complete, explain, file_request
 
 Progress = Callable[[int, int], None]
 _WORKERS = 4
 _RETRIES = 4  # in a row without a new byte
+
+
+class _Stopped(BaseException):
+    """Another file failed, or the person gave up; what has arrived stays for the next run."""
 
 
 class _Counter:
@@ -41,9 +45,21 @@ class _Counter:
                 self._progress(self._done, self._total)
 
 
-def download(cache: Cache, listing: Listing, files: list[Remote], progress: Progress | None) -> None:
-    """Bring `files` into the cache; those that are there already are not asked for again."""
-    files = [complete(listing, remote) for remote in files]
+def download(cache: Cache, listing: Listing, names: list[str], progress: Progress | None = None) -> None:
+    """Bring files into the cache; those that are there already are not asked for again.
+
+    Raises:
+        HubError: as `hub.fetch`.
+        ResourceError: the cache cannot be written, or the disk is full.
+    """
+    files = [complete(listing, listing.files[name]) for name in names]
+    try:
+        _download(cache, listing, files, progress)
+    except OSError as error:
+        raise ResourceError(f"The download cannot be written: {error}", "Free some space, or set HF_HOME.") from error
+
+
+def _download(cache: Cache, listing: Listing, files: list[Remote], progress: Progress | None) -> None:
     missing = [remote for remote in files if not _present(cache, remote)]
     check_disk(cache.folder, sum(remote.size for remote in missing))
     counter = _Counter(sum(remote.size for remote in files), progress)
@@ -104,7 +120,7 @@ def _receive(listing: Listing, remote: Remote, file: Any, counter: _Counter) -> 
         have = file.tell()
         wanted = {**headers, "Range": f"bytes={have}-"} if have else headers
         try:
-            with get_session().stream("GET", url, headers=wanted, follow_redirects=True) as response:
+            with get_session().stream("GET", url, headers=wanted, timeout=TIMEOUT, follow_redirects=True) as response:
                 hf_raise_for_status(response)
                 if have and response.status_code != 206:  # a server without ranges sends it all again
                     file.truncate(0)
@@ -114,11 +130,11 @@ def _receive(listing: Listing, remote: Remote, file: Any, counter: _Counter) -> 
                     file.write(piece)
                     counter.add(len(piece))
                     if counter.stopped.is_set():
-                        return
+                        raise _Stopped
         except errors.HfHubHTTPError as error:
             raise explain(error, listing.repo, listing.commit) from error
-        except OSError as error:
-            raise ResourceError(f"{remote.name} cannot be written to the cache: {error}") from error
+        except OSError:
+            raise
         except Exception as error:
             file.flush()
             failures = 0 if file.tell() > have else failures + 1
