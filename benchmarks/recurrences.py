@@ -103,9 +103,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     backend = describe_backend()
-    print(
-        f"{backend['chip']}, {backend['device']}, MLX {backend['mlx']}, {backend['blas']}, {backend['blas_threads']} threads"
-    )
+    blas = f"{backend['blas']}, {backend['blas_threads']} threads"
+    print(f"{backend['chip']}, {backend['device']}, MLX {backend['mlx']}, {blas}")
     print("paths: " + "; ".join(f"{row['path']} ({row['decay']}; {row['tokens']} tokens)" for row in paths.table()))
     print(f"tokens/s of one layer, T = {options.tokens}, {options.heads} heads")
     print(f"{'rule':14}{'K = V':>6}{'error':>10}" + "".join(f"{f'C = {C}':>10}" for C in CHUNKS) + f"{'decode':>10}")

@@ -71,7 +71,7 @@ def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
         y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, HV, V)[:, : stop - start]
         outputs.append(y.astype(x.v.dtype))
         if x.tokens > LAZY_TOKENS:
-            mx.eval(outputs[-1], S) if Z is None else mx.eval(outputs[-1], S, Z)
+            mx.eval(outputs[-1], S, Z)
     y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
     return y, S.reshape(x.S.shape), None if Z is None else Z.reshape(B, HV, K)
 

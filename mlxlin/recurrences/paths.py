@@ -72,9 +72,11 @@ def choose(x: Inputs, chunk: int | None = None) -> Path:
 def chunk_length(x: Inputs) -> int:
     """Tokens per chunk. 32 and 64 measured within a tenth of each other for every rule and head size on the CPU.
 
-    Passes over a large state want longer chunks; pairs of tokens, the inverse and its accuracy shorter ones.
+    Passes over a large state want longer chunks; pairs of tokens, the inverse and its accuracy shorter ones, where
+    LAPACK does not invert whole chunks.
     """
-    return 64 if x.S.shape[-2] * x.S.shape[-1] >= LARGE_STATE else 32
+    large = x.S.shape[-2] * x.S.shape[-1] >= LARGE_STATE
+    return 64 if large and mx.default_device() == mx.Device(mx.cpu) else 32
 
 
 def table() -> list[dict[str, str]]:

@@ -168,6 +168,20 @@ def test_8192_tokens(rule: str) -> None:
     assert_matches(problem, problem.run())
 
 
+@pytest.mark.parametrize("rule", ["decay", "gated"])
+def test_8192_decode_steps(rule: str) -> None:
+    """Every step rounds; what is only added to must not be rounded the same way 8,192 times."""
+    problem = make(rule, B=1, T=8192, H=1, HV=1, K=16, V=4, gates="slow", cosine=0.5)
+    x = check(rule, problem.q, problem.k, problem.v, **problem.rest)
+    S, outputs = x.S, []
+    for t in range(x.tokens):
+        y, S, _ = step.step(x, t, S, None)
+        outputs.append(y)
+        if t % 64 == 63:
+            mx.eval(S, outputs)
+    assert_matches(problem, (mx.concatenate(outputs, axis=1), S))
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("T", [1, 2, 40, 130])
 def test_linear_attention_with_and_without_normaliser(normalize: bool, T: int) -> None:
