@@ -1,7 +1,7 @@
 """Every kernel against the definition, on the machine it will run on.
 
-On Metal each kernel runs at several head sizes, dtypes and lengths. Elsewhere the plain operations that `recurrences.run`
-uses are checked in the same way, and the report says that there was no Metal to check.
+On Metal each kernel runs at several head sizes, dtypes and lengths. Elsewhere the plain operations that
+`recurrences.run` uses are checked in the same way, and the report says that there was no Metal to check.
 """
 
 from __future__ import annotations
@@ -29,19 +29,57 @@ Float64 = npt.NDArray[np.float64]
 SIZES = ((64, 64, 1, mx.float32), (128, 128, 2, mx.bfloat16), (96, 192, 3, mx.float16), (256, 256, 1, mx.bfloat16))
 MIXERS = {
     "gated delta net": MixerSpec(
-        16, 32, 128, 128, "delta", "head", taps=4, qk_activation="silu", v_activation="silu", unit=True, scale=128**-0.5,
-        decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-6, gate="silu",
+        16,
+        32,
+        128,
+        128,
+        "delta",
+        "head",
+        taps=4,
+        qk_activation="silu",
+        v_activation="silu",
+        unit=True,
+        scale=128**-0.5,
+        decay_kind="softplus",
+        beta="sigmoid",
+        norm=True,
+        eps=1e-6,
+        gate="silu",
     ),
     "kimi delta attention": MixerSpec(
-        32, 32, 128, 128, "delta", "channel", taps=4, qk_activation="silu", v_activation="silu", unit=True,
-        scale=128**-0.5, decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-5, gate="sigmoid",
+        32,
+        32,
+        128,
+        128,
+        "delta",
+        "channel",
+        taps=4,
+        qk_activation="silu",
+        v_activation="silu",
+        unit=True,
+        scale=128**-0.5,
+        decay_kind="softplus",
+        beta="sigmoid",
+        norm=True,
+        eps=1e-5,
+        gate="sigmoid",
     ),
     "gated linear attention": MixerSpec(
-        4, 4, 256, 512, "add", "channel", scale=256**-0.5, decay_kind="logsigmoid", decay_constant=16.0, norm=True,
-        eps=1e-5, gate="silu",
+        4,
+        4,
+        256,
+        512,
+        "add",
+        "channel",
+        scale=256**-0.5,
+        decay_kind="logsigmoid",
+        decay_constant=16.0,
+        norm=True,
+        eps=1e-5,
+        gate="silu",
     ),
     "low rank": MixerSpec(32, 32, 64, 64, "low_rank", "channel"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -191,7 +229,9 @@ def _prefill_check(name: str, spec: MixerSpec) -> Check:
 
 def _layer_checks() -> Iterator[Check]:
     rng = np.random.default_rng(0)
-    x, gate, weights = (mx.array(rng.normal(size=(2, 3, 2560)).astype(np.float32)).astype(mx.bfloat16) for _ in range(3))
+    x, gate, weights = (
+        mx.array(rng.normal(size=(2, 3, 2560)).astype(np.float32)).astype(mx.bfloat16) for _ in range(3)
+    )
     logits, weight = mx.array(rng.normal(size=(2, 3, 256)).astype(np.float32)), weights[0, 0]
 
     def normed(z: mx.array) -> mx.array:

@@ -86,9 +86,10 @@ def _tape(spec: MixerSpec, found: Mapping[str, mx.array]) -> Tape:
 def inputs(spec: MixerSpec, x: Projected) -> dict[str, mx.array | None]:
     """The inputs of the kernel, four-dimensional as it sees them."""
     B, T, _ = x.streams[0].shape
-    per_token = dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
+    per_token: dict[str, mx.array | None] = {}
+    per_token |= dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
     per_token |= {"memory": x.memory, "beta": x.beta, "a": x.a, "b": x.b, "gate": x.gate}
-    arrays = {name: None if array is None else array[:, :, None] for name, array in per_token.items()}
+    arrays = {name: None if z is None else z[:, :, None] for name, z in per_token.items()}
     heads = spec.value_heads
     return {
         **arrays,
@@ -169,7 +170,9 @@ class _Body:
                 lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
         for stream, where in (("a", at.a), ("b", at.b)) if spec.write == "low_rank" else ():
             given = f"channels<0>({self._view(stream)}, view(Absent()), view(Absent()), view(Absent()))"
-            lines.append(f"stage_vectors<{sizes}, IDENTITY, false>(x + {where}, {given}, p.h * {spec.key_dim}, 1.0f, p);")
+            lines.append(
+                f"stage_vectors<{sizes}, IDENTITY, false>(x + {where}, {given}, p.h * {spec.key_dim}, 1.0f, p);"
+            )
         return lines
 
     def _values(self) -> list[str]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from mlxlin.backend import mx
 
@@ -51,11 +51,13 @@ def digest() -> str:
 
 
 @cache
-def kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], files: tuple[str, ...], body: str) -> MetalKernel:
+def kernel(
+    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], files: tuple[str, ...], body: str
+) -> MetalKernel:
     """The kernel with this body; made once per process."""
     header = source("common", *files)
     tag = hashlib.sha256("\0".join((header, body, *inputs, *outputs)).encode()).hexdigest()[:12]
-    made: MetalKernel = mx.fast.metal_kernel(
+    made: Any = mx.fast.metal_kernel(
         name=f"mlxlin_{name}_{tag}",
         input_names=list(inputs),
         output_names=list(outputs),
@@ -64,7 +66,7 @@ def kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], files: 
         # a strided input would be copied by a dispatch of its own; the kernels follow the strides instead
         ensure_row_contiguous=False,
     )
-    return made
+    return cast(MetalKernel, made)
 
 
 def lanes_per_row(K: int) -> int:
@@ -87,7 +89,7 @@ def launch(
     files: Sequence[str],
     call: str,
     inputs: Mapping[str, Any],
-    outputs: Outputs,
+    outputs: Mapping[str, tuple[Shape, mx.Dtype]],
     grid: Grid,
     threadgroup: Grid,
 ) -> list[mx.array]:

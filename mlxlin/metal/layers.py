@@ -38,8 +38,12 @@ def gated_norm(
     groups: int = 1,
     gate_first: bool = False,
 ) -> mx.array:
-    """RMS norm of each of `groups` equal parts of y [B, T, C] times `weight`, [C] or the same [C / groups] for each part,
-    gated by activation(gate) [B, T, C] after the norm, or before it (Mamba-2)."""
+    """RMS norm of each of `groups` equal parts of y [B, T, C], gated by activation(gate) [B, T, C].
+
+    Args:
+        weight: [C], or [C / groups], the same for each part.
+        gate_first: gate before the norm (Mamba-2) instead of after it.
+    """
     B, T, C = y.shape
     threads = _threads(C // groups)
     weight = weight.reshape(1, 1, -1, C // groups)

@@ -98,8 +98,8 @@ class Projected:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """What T tokens did to a state: log decays g [B, T, HV(, K)], keys k [B, T n, H, K] and writes u [B, T n, HV, V]; for
-    the low-rank write also the answers z [B, T, HV, V] and b [B, T, H, K]. All float32."""
+    """What T tokens did to a state, float32: log decays g [B, T, HV(, K)], keys k [B, T n, H, K] and writes
+    u [B, T n, HV, V]; for the low-rank write also the answers z [B, T, HV, V] and b [B, T, H, K]."""
 
     k: mx.array
     u: mx.array

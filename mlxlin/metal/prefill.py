@@ -67,7 +67,8 @@ def _body(spec: MixerSpec, arrays: dict[str, mx.array | None], outputs: Outputs)
         kind = f"{size}, {ACTIVATION[activation]}, {str(unit).lower()}"
         c0 = f"{first} + vector * {size}"
         lines = [
-            f"prefill_vector<{kind}>({channels}, {c0}, {literal(scale)}, {out}, token * {heads} + vector, b, t, real, lane);"
+            f"prefill_vector<{kind}>({channels}, {c0}, {literal(scale)}, {out}, token * {heads} + vector, "
+            "b, t, real, lane);"
         ]
         if spec.taps:
             last = f"remember({channels}, memory, b, n, {spec.width}, {c0} + lane, {c0} + {size}, 32);"
@@ -100,6 +101,7 @@ def _body(spec: MixerSpec, arrays: dict[str, mx.array | None], outputs: Outputs)
         kind = f"{K if spec.decay == 'channel' else 1}, {spec.decay_kind.upper()}"
         lines.append(
             f"if (vector < {HV}) prefill_decay<{kind}>({seen('decay', 'rate', 'decay_bias')}, "
-            f"{literal(spec.decay_constant)}, {literal(spec.decay_floor)}, g, token * {HV} + vector, b, t, vector, real, lane);"
+            f"{literal(spec.decay_constant)}, {literal(spec.decay_floor)}, g, token * {HV} + vector, "
+            "b, t, vector, real, lane);"
         )
     return [*lines, "}"]

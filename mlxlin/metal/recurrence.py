@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
 
-from .kernels import lanes_per_row, launch, view
+from .kernels import Outputs, lanes_per_row, launch, view
 
 SIZES = (32, 64, 96, 128, 192, 256)
 VALUE_SIZES = (*SIZES, 512)
@@ -35,7 +35,9 @@ class Arguments:
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """B, T, H, K, HV, V."""
-        return (*self.q.shape, *self.v.shape[2:])
+        B, T, H, K = self.q.shape
+        HV, V = self.v.shape[2:]
+        return B, T, H, K, HV, V
 
     @property
     def substeps(self) -> int:
@@ -90,7 +92,7 @@ def scan(
         f"scan<{parameters}>({views}, T, H, HV, V, eps, y, S_out, {'Z_out' if normalize else 'Absent()'}, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
     )
-    outputs = {"y": ((B, T, HV, V), dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)}
+    outputs: Outputs = {"y": ((B, T, HV, V), dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)}
     if normalize:
         outputs["Z_out"] = ((B, HV, K), mx.float32)
     groups = V // per_group
@@ -106,9 +108,7 @@ def scan(
     return y, S, Z[0] if Z else None
 
 
-def chunk(
-    x: Arguments, *, dtype: mx.Dtype | None = None, columns: int | None = None
-) -> tuple[mx.array, mx.array]:
+def chunk(x: Arguments, *, dtype: mx.Dtype | None = None, columns: int | None = None) -> tuple[mx.array, mx.array]:
     """Sixteen tokens at a time, in two dispatches: what does not need the state for all chunks at once, then the state.
 
     A SIMD-group owns 8 `columns` values: 1, 2 or 4, by registers and number of heads if None.
@@ -184,7 +184,7 @@ def _prep_head(x: Arguments) -> dict[str, mx.array]:
         (32, chunks, B * H),
         (32, 4, 1),
     )
-    return dict(zip(outputs, results))
+    return dict(zip(outputs, results, strict=True))
 
 
 def _prep_channel(x: Arguments) -> dict[str, mx.array]:
@@ -198,7 +198,8 @@ def _prep_channel(x: Arguments) -> dict[str, mx.array]:
         shapes |= {"Xd": tiles, "X": triangles}
     if x.write == "LOW_RANK":
         shapes |= {"Bd": tiles, "W": triangles, "Pb": triangles}
-    results = ", ".join(name if name in shapes else "Absent()" for name in ("Xd", "Qd", "Kd", "Bd", "X", "W", "P", "Pb"))
+    order = ("Xd", "Qd", "Kd", "Bd", "X", "W", "P", "Pb")
+    results = ", ".join(name if name in shapes else "Absent()" for name in order)
     staged = 2 * 16 * 36
     call = (
         f"threadgroup float scratch[2 * {staged}]; prep_channel<{K}, {x.write}>("
@@ -214,4 +215,4 @@ def _prep_channel(x: Arguments) -> dict[str, mx.array]:
         (32, chunks, B * HV),
         (32, 2, 1),
     )
-    return dict(zip(shapes, outputs))
+    return dict(zip(shapes, outputs, strict=True))

@@ -1,4 +1,4 @@
-"""A mixer between its projections and its output projection: `decode` is the second door beside `run`, for a few tokens.
+"""A mixer between its projections and its output projection: `decode`, for a few tokens, is the door beside `run`.
 
 `mix` is the definition in plain operations; on Metal one kernel does the same in one dispatch.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,15 +38,19 @@ def rule_of(spec: MixerSpec) -> str:
     return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
 
 
+def takes(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
+    """Whether one kernel decodes so many tokens of such a mixer here, and does it right."""
+    fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE
+    if not on_metal() or not fits or not 0 < tokens <= longest(spec, batch):
+        return False
+    key = f"decode-{spec}-parts{parts(spec, batch)}-{str(dtype).rsplit('.', 1)[-1]}"
+    return trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, batch, min(2, longest(spec, batch)), dtype)))
+
+
 def decode(spec: MixerSpec, x: Projected) -> Mixed:
-    """A mixer over a few tokens, by its kernel where there is one for this device, these sizes and so many tokens."""
+    """A mixer over a few tokens: by its kernel where `takes` says so, else by `mix`."""
     stream = x.streams[0]
-    if not on_metal() or stream.shape[1] > longest(spec, stream.shape[0]) or not supports(spec.key_dim, spec.value_dim):
-        return mix(spec, x)
-    key = f"decode-{spec}-parts{parts(spec, stream.shape[0])}-{str(stream.dtype).rsplit('.', 1)[-1]}"
-    if not trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, stream.shape[0], 2, stream.dtype))):
-        return mix(spec, x)
-    return by_kernel(spec, x)
+    return by_kernel(spec, x) if takes(spec, stream.shape[0], stream.shape[1], stream.dtype) else mix(spec, x)
 
 
 def by_kernel(spec: MixerSpec, x: Projected) -> Mixed:
@@ -80,8 +85,8 @@ def float64(x: mx.array) -> npt.NDArray[np.float64]:
 
 def in_float32(x: Projected) -> Projected:
     """The same numbers in projections that round nothing."""
-    streams = tuple(z.astype(mx.float32) for z in x.streams) if isinstance(x.qkv, tuple) else x.qkv.astype(mx.float32)
-    return replace(x, qkv=streams)
+    q, k, v = (z.astype(mx.float32) for z in x.streams)
+    return replace(x, qkv=(q, k, v) if isinstance(x.qkv, tuple) else q)
 
 
 def mix(spec: MixerSpec, x: Projected) -> Mixed:
@@ -91,7 +96,9 @@ def mix(spec: MixerSpec, x: Projected) -> Mixed:
         y [B, T, HV, V] in the dtype of the projections, the state, and the convolution's memory.
     """
     given, memory = arguments(spec, x)
-    y, S = run(rule_of(spec), **given, state=x.S, lengths=x.lengths)
+    q, k, v = (given.pop(name) for name in "qkv")
+    gates: dict[str, Any] = {**given, "state": x.S, "lengths": x.lengths}
+    y, S = run(rule_of(spec), q, k, v, **gates)
     assert isinstance(S, mx.array)
     return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
 
@@ -164,9 +171,9 @@ def convolve(x: Projected) -> tuple[mx.array, mx.array]:
     assert isinstance(x.qkv, mx.array) and x.weight is not None and x.memory is not None
     (taps, _), T = x.weight.shape, x.qkv.shape[1]
     window = mx.concatenate([x.memory, x.qkv], axis=1)
-    y = sum(window[:, j : j + T].astype(mx.float32) * x.weight[j].astype(mx.float32) for j in range(taps))
-    if x.bias is not None:
-        y = y + x.bias.astype(mx.float32)
+    y = mx.zeros(()) if x.bias is None else x.bias.astype(mx.float32)
+    for j in range(taps):
+        y = y + window[:, j : j + T].astype(mx.float32) * x.weight[j].astype(mx.float32)
     last = mx.full((x.qkv.shape[0],), T) if x.lengths is None else x.lengths
     kept = last[:, None] + mx.arange(taps - 1)
     return y, mx.take_along_axis(window, kept[:, :, None], axis=1)

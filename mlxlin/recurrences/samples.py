@@ -76,7 +76,11 @@ def sample_mixer(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
         unit = rng.normal(size=(batch, tokens, spec.heads, K))
         unit = (unit / np.linalg.norm(unit, axis=-1, keepdims=True)).reshape(batch, tokens, -1)
         a, b = (mx.array(z.astype(np.float32)).astype(dtype) for z in (-unit, unit * rng.uniform(0, 1, unit.shape)))
-        given |= {"qkv": tuple(normal(batch, tokens, n) for n in (K * spec.heads, K * spec.heads, V * HV)), "a": a, "b": b}
+        given |= {
+            "qkv": tuple(normal(batch, tokens, n) for n in (K * spec.heads, K * spec.heads, V * HV)),
+            "a": a,
+            "b": b,
+        }
     if spec.taps:
         given |= {"weight": normal(spec.taps, spec.width), "memory": normal(batch, spec.taps - 1, spec.width)}
     if spec.decay != "none":
@@ -85,7 +89,10 @@ def sample_mixer(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
         given["decay"] = -mx.exp(x.astype(mx.float32)) if spec.decay_kind == "given" else x
         if spec.decay_kind in ("softplus", "sigmoid"):
             rate = mx.exp(normal(HV, kind=mx.float32))
-            given |= {"rate": -rate if spec.decay_kind == "softplus" else rate, "decay_bias": normal(width, kind=mx.float32)}
+            given |= {
+                "rate": -rate if spec.decay_kind == "softplus" else rate,
+                "decay_bias": normal(width, kind=mx.float32),
+            }
     if spec.write == "delta":
         given["beta"] = normal(batch, tokens, spec.substeps * HV)
     if spec.norm:

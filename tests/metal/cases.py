@@ -66,7 +66,9 @@ class Case:
         if self.normalize:
             given["q"] = np.abs(given["q"])
         if rule.write == "delta":
-            given["beta"] = rng.uniform(0, 2, (B, T * n, HV)) if self.beta is None else np.full((B, T * n, HV), self.beta)
+            given["beta"] = (
+                rng.uniform(0, 2, (B, T * n, HV)) if self.beta is None else np.full((B, T * n, HV), self.beta)
+            )
         if rule.write == "low_rank":
             kk = _keys(rng, (B, T, H, K), self.keys)
             given |= {"a": -kk, "b": kk * rng.uniform(0, 1, kk.shape)}
@@ -116,7 +118,10 @@ def without_padding(x: Inputs) -> Inputs:
     """The same call with numbers in place of the NaN behind each row's length (the definition ignores them)."""
     if x.lengths is None:
         return x
-    clean = {name: mx.nan_to_num(z) if (z := getattr(x, name)) is not None else None for name in ("q", "k", "v", "beta", "a", "b")}
+    clean = {
+        name: mx.nan_to_num(z) if (z := getattr(x, name)) is not None else None
+        for name in ("q", "k", "v", "beta", "a", "b")
+    }
     g = None if x.g is None else mx.where(mx.isnan(x.g), mx.zeros(()), x.g)
     return replace(x, g=g, **clean)
 

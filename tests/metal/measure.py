@@ -20,13 +20,13 @@ class Launch:
 
     @property
     def issued_bytes(self) -> int:
-        """Device bytes loaded and stored by all threads, caches ignored; without the strides, which stay in registers."""
+        """Device bytes loaded and stored by all threads, caches ignored, without the strides."""
         uses = {name: use for name, use in self.report.buffers.items() if not name.endswith("_strides")}
         return sum(use.loaded + use.stored for use in uses.values())
 
     @property
     def loads_per_product(self) -> float:
-        """Tiles loaded, from device or threadgroup memory, per 8x8x8 matrix product; a lane loads two elements of each."""
+        """8x8 tiles loaded, from device or threadgroup memory, per product; a lane loads two elements of a tile."""
         loads = sum(self.report.accesses(space) for space in ("device", "threadgroup"))
         return loads / 64 / self.report.matrix_products
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-
 from dataclasses import dataclass
-
 
 import pytest
 
@@ -107,7 +105,8 @@ def test_chunk_with_one_decay_per_head(columns: int, loads: float, issued: int) 
 
 
 @pytest.mark.parametrize(
-    ("rule", "reads", "triangles", "issued"), [("gated", 2, 1, 760_000), ("kda", 3, 2, 1_160_000), ("dplr", 4, 4, 1_530_000)]
+    ("rule", "reads", "triangles", "issued"),
+    [("gated", 2, 1, 760_000), ("kda", 3, 2, 1_160_000), ("dplr", 4, 4, 1_530_000)],
 )
 def test_chunk_with_one_decay_per_channel(rule: str, reads: int, triangles: int, issued: int) -> None:
     x = arguments(prefill_case(rule).inputs())
@@ -151,9 +150,22 @@ def test_scan() -> None:
 
 def test_decode_reads_and_writes_the_state_once() -> None:
     spec = MixerSpec(
-        8, 16, 128, 128, "delta", "head", taps=4, qk_activation="silu", v_activation="silu", unit=True,
-        decay_kind="softplus", beta="sigmoid", norm=True, eps=1e-6, gate="silu",
-    )  # fmt: skip
+        8,
+        16,
+        128,
+        128,
+        "delta",
+        "head",
+        taps=4,
+        qk_activation="silu",
+        v_activation="silu",
+        unit=True,
+        decay_kind="softplus",
+        beta="sigmoid",
+        norm=True,
+        eps=1e-6,
+        gate="silu",
+    )
     x = sample_mixer(spec, 1, 1, mx.bfloat16)
     (launch,) = launches_of(lambda: decode(spec, x))
     state = 16 * 128 * 128 * 4
@@ -172,7 +184,9 @@ def test_decode_reads_and_writes_the_state_once() -> None:
 @pytest.mark.parametrize("vector_gate", [False, True])
 def test_work_beside_the_kernel_of_mlx_lm(vector_gate: bool) -> None:
     """The same inputs through mlx-lm's packed kernel: theirs is one dispatch per call as the scan, chunk needs two."""
-    x = arguments(Case("kda" if vector_gate else "gated_delta", T=64, K=128, V=128, groups=2, dtype=mx.bfloat16).inputs())
+    x = arguments(
+        Case("kda" if vector_gate else "gated_delta", T=64, K=128, V=128, groups=2, dtype=mx.bfloat16).inputs()
+    )
     with install(strict=False):
         sys.modules.pop("mlx_lm.models.gated_delta", None)
         peer = importlib.import_module("mlx_lm.models.gated_delta")
@@ -197,5 +211,3 @@ def row_of(launch: Launch) -> str:
         f"products {report.matrix_products:7,} simd {report.simd_ops:7,} special {report.specials:9,} "
         f"barriers {report.barriers:5,}"
     )
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from mlxlin.backend import mx
@@ -18,7 +17,9 @@ CASES = [
     Case("linear", T=18, K=96, V=64, groups=3, dtype=mx.bfloat16, keys="correlated"),
     Case("decay", T=35, B=2, K=64, V=96, groups=4, gates="mixed", strided=True, lengths=(35, 16)),
     Case("delta", T=40, K=128, V=32, groups=1, keys="correlated", beta=2.0),
-    Case("gated_delta", T=33, B=3, K=192, V=64, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(0, 31, 33)),
+    Case(
+        "gated_delta", T=33, B=3, K=192, V=64, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(0, 31, 33)
+    ),
     Case("gated_delta", T=20, H=2, K=256, V=32, dtype=mx.bfloat16, strided=True),
     Case("delta_product", T=11, B=2, substeps=3, lengths=(11, 1), gates="mixed", keys="correlated", strided=True),
     Case("delta_product", T=13, decay="none", substeps=2, keys="correlated", beta=1.9),

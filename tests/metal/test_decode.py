@@ -78,7 +78,9 @@ class Call:
             unit = rng.normal(size=(B, T, H, K))
             unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
             rates = rng.uniform(0, 1, unit.shape)
-            a, b = (mx.array(z.reshape(B, T, H * K).astype(np.float32)).astype(self.dtype) for z in (-unit, unit * rates))
+            a, b = (
+                mx.array(z.reshape(B, T, H * K).astype(np.float32)).astype(self.dtype) for z in (-unit, unit * rates)
+            )
             given |= {"qkv": tuple(normal(B, T, H * K) for _ in range(3)), "a": a, "b": b}
         if spec.taps:
             given |= {"weight": normal(spec.taps, spec.width) * 0.5, "memory": normal(B, spec.taps - 1, spec.width)}
@@ -90,7 +92,10 @@ class Call:
                 given["decay"] = -mx.exp(given["decay"].astype(mx.float32))
             if spec.decay_kind in ("softplus", "sigmoid"):
                 sign = -1.0 if spec.decay_kind == "softplus" else 1.0
-                given |= {"rate": sign * mx.exp(normal(HV, dtype=mx.float32)), "decay_bias": normal(width, dtype=mx.float32)}
+                given |= {
+                    "rate": sign * mx.exp(normal(HV, dtype=mx.float32)),
+                    "decay_bias": normal(width, dtype=mx.float32),
+                }
         if spec.write == "delta":
             given["beta"] = normal(B, T, n * HV)
         if spec.norm:

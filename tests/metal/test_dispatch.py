@@ -55,7 +55,9 @@ def test_naming_a_chunk_length_asks_for_plain_operations() -> None:
 
 
 @pytest.mark.parametrize("fault", ["wrong", "raises"])
-def test_a_kernel_that_fails_its_check_is_reported_once_and_replaced(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fails_its_check_is_reported_once_and_replaced(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = kernels.scan
     runs = []
 

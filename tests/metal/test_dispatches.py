@@ -17,7 +17,18 @@ from mlxlin.recurrences.samples import sample, sample_mixer
 from mlxlin.selftest import MIXERS
 
 # Primitives that only look at an array in another way
-VIEWS = {"Slice", "Split", "Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "Transpose", "Broadcast", "AsStrided"}
+VIEWS = {
+    "Slice",
+    "Split",
+    "Reshape",
+    "Flatten",
+    "Unflatten",
+    "ExpandDims",
+    "Squeeze",
+    "Transpose",
+    "Broadcast",
+    "AsStrided",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,9 @@ def test_add_norm_equals_its_parts(width: int, dtype: mx.Dtype) -> None:
     assert error(normed, rms_norm(float64(total), float64(weight), 1e-6)) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize(("gated", "gate_first", "shared"), [(False, False, True), (True, False, False), (True, True, False)])
+@pytest.mark.parametrize(
+    ("gated", "gate_first", "shared"), [(False, False, True), (True, False, False), (True, True, False)]
+)
 def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool, shared: bool) -> None:
     y, weight = normal(2, 2, 192, dtype=mx.bfloat16), normal(64 if shared else 192, seed=2)
     gate = normal(2, 2, 192, seed=1) if gated else None
@@ -43,11 +45,15 @@ def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool, 
     assert error(found, expected if gate_first else expected * act) < TOLERANCE[mx.bfloat16]
 
 
-def routed(logits: Float64, top: int, score: str, correction: Float64, groups: int, kept: int) -> tuple[Float64, Float64]:
+def routed(
+    logits: Float64, top: int, score: str, correction: Float64, groups: int, kept: int
+) -> tuple[Float64, Float64]:
     """Indices and normalised weights, one token at a time."""
     indices, weights = [], []
     for row in logits.reshape(-1, logits.shape[-1]):
-        scores = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        scores = (
+            1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        )
         choice = scores + correction
         if groups > 1:
             ranks = np.sort(choice.reshape(groups, -1), axis=1)[:, -2:].sum(axis=1)
@@ -62,9 +68,16 @@ def routed(logits: Float64, top: int, score: str, correction: Float64, groups: i
 
 @pytest.mark.parametrize(
     ("experts", "top", "score", "corrected", "groups", "kept"),
-    [(40, 4, "softmax", False, 1, 1), (512, 10, "softmax", False, 1, 1), (256, 8, "sigmoid", True, 8, 4), (5, 2, "sigmoid", True, 1, 1)],
+    [
+        (40, 4, "softmax", False, 1, 1),
+        (512, 10, "softmax", False, 1, 1),
+        (256, 8, "sigmoid", True, 8, 4),
+        (5, 2, "sigmoid", True, 1, 1),
+    ],
 )
-def test_router_topk_equals_sorting(experts: int, top: int, score: str, corrected: bool, groups: int, kept: int) -> None:
+def test_router_topk_equals_sorting(
+    experts: int, top: int, score: str, corrected: bool, groups: int, kept: int
+) -> None:
     logits = normal(2, 3, experts)
     logits[0, 0] = mx.zeros(experts)  # ties go to the lower index
     correction = normal(experts, seed=1) * 0.1 if corrected else None

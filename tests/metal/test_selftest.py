@@ -33,8 +33,15 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
     assert selftest.note() == ""
     assert [row for row in rows if not row.ok] == []
     assert {row.kernel for row in rows} == {
-        "scan", "chunk", "decode", "replay", "prefill", "add_norm", "gated_norm", "router_topk"
-    }  # fmt: skip
+        "scan",
+        "chunk",
+        "decode",
+        "replay",
+        "prefill",
+        "add_norm",
+        "gated_norm",
+        "router_topk",
+    }
 
 
 def test_wrong_and_failing_kernels_are_rows_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,74 @@
+"""Models whose mixers decode in one kernel and prefill in two, against the same models on plain operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.models import Model
+from mlxlin.models.mixers.fused import fused_spec
+from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec
+from mlxlin.recurrences import kernels, mixer, probe
+from tests.tiny import HYBRID, RECURRENT, tiny_model
+
+from .measure import launches_of
+
+# head sizes that the kernels take
+GATED_DELTA_NET = HYBRID | {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+GATED_LINEAR = RECURRENT | {"hidden_size": 128, "expand_k": 0.5, "expand_v": 1.0}
+MODELS = {"gated delta net": GATED_DELTA_NET, "gated linear attention": GATED_LINEAR}
+
+
+@pytest.fixture(autouse=True)
+def own_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXLIN_HOME", str(tmp_path))
+    probe._verdicts.cache_clear()
+
+
+def run(model: Model, prompt: int, lengths: mx.array | None = None) -> list[mx.array]:
+    """Logits of a prompt and of three tokens after it."""
+    tokens = mx.array(np.random.default_rng(1).integers(0, 64, (2, prompt + 3)), dtype=mx.int32)
+    logits, state = model(tokens[:, :prompt], lengths=lengths)
+    outputs = [logits[:, -1]]
+    for t in range(3):
+        logits, state = model(tokens[:, prompt + t : prompt + t + 1], state)
+        outputs.append(logits[:, -1])
+    return outputs
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_a_model_gives_the_same_logits_by_kernels(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lengths = tiny_model(config), mx.array([33, 17])
+    plain = run(model, 33, lengths)
+    for module in (kernels, mixer):
+        monkeypatch.setattr(module, "on_metal", lambda: True)
+    monkeypatch.setattr(kernels, "trusted", lambda *_: True)
+    monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
+    by_kernels: list[mx.array] = []
+    launches = launches_of(lambda: by_kernels.extend(run(model, 33, lengths)))
+    assert {launch.name for launch in launches} > {"chunk", "decode"}
+    for a, b in zip(by_kernels, plain, strict=True):
+        assert float(mx.abs(a - b).max()) < 1e-4 * float(mx.abs(b).max())
+
+
+def test_mixers_with_parts_the_kernel_lacks_are_not_fused() -> None:
+    norm = OutputSpec(NormSpec(1e-6))
+    plain = LinearSpec("linear", 2, 2, 32, 32, 1.0, norm)
+    assert fused_spec(plain) is not None
+    for change in (
+        {"features": "elu"},
+        {"kv_heads": 1},
+        {"normalize": True},
+        {"qk_norm": "sum"},
+        {"simplex_q": True},
+        {"output": OutputSpec(NormSpec(1e-6, "layer"))},
+        {"output": OutputSpec(NormSpec(1e-6, affine=False))},
+    ):
+        assert fused_spec(LinearSpec(**{**vars(plain), **change})) is None
+    bounded = LinearSpec("kda", 2, 2, 32, 32, 1.0, norm, decay=DecaySpec("sigmoid", vector=True, bound=-5.0), beta=2.0)
+    fused = fused_spec(bounded)
+    assert fused is not None and (fused.decay_constant, fused.beta_factor) == (-5.0, 2.0)
