@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import mlxlin
+
 PROMPT = "What is the capital of France?"
 ENDLESS = ["-n", "4000", "--logit-bias", "2:-inf", "--logit-bias", "0:-inf"]  # the shipped model's stop tokens
 STORY = ["generate", "--raw", "Once upon a time", *ENDLESS]
@@ -134,3 +136,28 @@ def test_b63_a_dumb_terminal_gets_plain_text(command_line: list[str], environmen
     terminal.send("\x04")
     assert terminal.wait() == 0 and "\x1b" not in seen + terminal.seen
     terminal.close()
+
+
+def test_an_edited_message_begins_with_its_text(
+    command_line: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    extra = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+    terminal = Terminal([*command_line, "chat", "-n", "3", "--session", "trip"], environment | extra)
+    terminal.expect(READY)
+    for text in ("What is the capital of France?", "And of Japan?"):
+        terminal.send(f"{text}\r")
+        terminal.expect(r"reused .* state .*\n"), terminal.expect(READY)
+    terminal.send("/edit 1\r")
+    terminal.expect(READY)
+    terminal.send("\x7f" * len("France?") + "Italy?\r")
+    terminal.expect(r"you changed turn 1\).*\n"), terminal.expect(READY)
+    for given_up in ("\x03", "\x15\r"):  # Ctrl-C, or all deleted
+        terminal.send("/edit\r")
+        terminal.expect(READY)
+        terminal.send(given_up)
+        terminal.expect(READY)
+    terminal.send("/quit\r")
+    assert terminal.wait() == 0
+    terminal.close()
+    turns = mlxlin.SessionStore(tmp_path / "home" / "sessions").record("trip")["turns"]
+    assert [turn["content"] for turn in turns[::2]] == ["What is the capital of Italy?"]
