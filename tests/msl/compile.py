@@ -126,7 +126,8 @@ def _precompiled_preamble(metal: int) -> Path:
     header = cached_file(f"preamble-{key}.h", lambda path: path.write_text(preamble()))
 
     def build(path: Path) -> None:
-        options = ("-x", "c++-header", *_FRONT_END, "-Xclang", "-fno-pch-timestamp", *_language_flags(metal))
+        options = ("-x", "c++-header", "-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp")
+        options += (*_FRONT_END, *_language_flags(metal))
         run_or_fail([*clang(), *options, str(header), "-o", str(path)], "precompiling the preamble")
 
     return cached_file(f"preamble-{key}.pch", build)
