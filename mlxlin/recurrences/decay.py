@@ -20,10 +20,9 @@ import numpy as np
 
 from mlxlin.backend import mx
 
-BLOCK = 16
-TILE = 8
-# exp(-128) is 0 in float32, so this floor changes no value; it keeps -inf * 0 out of the products with 0/1 matrices.
-LOWEST = -128.0
+BLOCK = 16  # tokens whose factors are exponentials of their own segment sums (one decay per head)
+TILE = 8  # tokens whose factors are products of single decays (one per channel, where exponentials cost most)
+LOWEST = -128.0  # exp(-128) is 0 in float32, so this floor changes no value; it keeps out -inf * 0
 
 
 def exp(x: mx.array) -> mx.array:
@@ -204,9 +203,8 @@ def _merge(tiles: mx.array, across: mx.array) -> mx.array:
 
 def delayed(factor: mx.array, axis: int) -> mx.array:
     """The factors one token later, starting from 1: as seen before a token's own decay."""
-    first, rest = mx.split(factor, [1], axis=axis)
-    keep = mx.split(factor, [factor.shape[axis] - 1], axis=axis)[0]
-    return mx.concatenate([mx.ones_like(first), keep], axis=axis) if rest.size else mx.ones_like(first)
+    earlier, last = mx.split(factor, [factor.shape[axis] - 1], axis=axis)
+    return mx.concatenate([mx.ones_like(last), earlier], axis=axis)
 
 
 def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -220,17 +218,14 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """
     C = g.shape[-1]
     blocks = mx.maximum(g, LOWEST).reshape(*g.shape[:-1], C // BLOCK, BLOCK)
-    matrix, bias = _segment_sums(BLOCK)
-    within = exp((blocks @ matrix + bias).reshape(*blocks.shape, BLOCK + 1))
+    within = exp(_segment_sums(blocks))
     mask, since = within[..., 1:], within[..., 0]
     until = mask[..., -1, :]
     if C == BLOCK:
         start, end = since[..., 0, :], until[..., 0, :]
         return mask[..., 0, :, :], start, end, start[..., -1]
     count = C // BLOCK
-    matrix, bias = _segment_sums(count)
-    sums = (blocks.sum(axis=-1) @ matrix + bias).reshape(*blocks.shape[:-1], count + 1)
-    between = exp(sums)  # over blocks (j, i], first column over [0, i]
+    between = exp(_segment_sums(blocks.sum(axis=-1)))  # over blocks (j, i], first column over [0, i]
     before = delayed(between[..., 0], -1)
     after = between[..., -1, 1:]
     # blocks strictly between j and i: those after j up to i - 1
@@ -244,13 +239,18 @@ def segments(g: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     return full, start, end, between[..., -1, 0]
 
 
-@lru_cache(maxsize=8)
-def _segment_sums(n: int) -> tuple[mx.array, mx.array]:
-    """Matrix [n, n (n + 1)] and bias such that g @ matrix + bias are the sums of g over (j, t] for j = -1 .. n - 1.
+def _segment_sums(g: mx.array) -> mx.array:
+    """Sums of g [.., n] over (j, t] for j = -1 .. n - 1, as [.., n, n + 1]; -inf for j > t.
 
-    The bias is -inf for j > t: masked before the exponential.
+    Plain additions: as a product with a 0/1 matrix a GPU might compute them in reduced precision.
     """
-    t, j, m = np.arange(n)[None, :, None], np.arange(-1, n)[None, None, :], np.arange(n)[:, None, None]
-    matrix = ((m > j) & (m <= t)).reshape(n, -1).astype(np.float32)
-    bias = np.where(j[0] <= t[0], 0, -np.inf).reshape(-1).astype(np.float32)
-    return mx.array(matrix), mx.array(bias)
+    later, seen = _segment_masks(g.shape[-1])
+    return mx.cumsum(g[..., None] * later, axis=-2) + seen
+
+
+@lru_cache(maxsize=8)
+def _segment_masks(n: int) -> tuple[mx.array, mx.array]:
+    """[n, n + 1] 1 where t > j, else 0; and 0 where t >= j, else -inf: masked before the exponential."""
+    t, j = np.arange(n)[:, None], np.arange(-1, n)[None, :]
+    later, seen = (t > j).astype(np.float32), np.where(t >= j, 0, -np.inf).astype(np.float32)
+    return mx.array(later), mx.array(seen)
