@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
+from mlxlin.models.activations import silu
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table
 from mlxlin.models.spec import MlpSpec, NormSpec, RopeSpec
-
-
-def silu(x: mx.array) -> mx.array:
-    """x sigmoid(x)."""
-    return x * mx.sigmoid(x)
-
-
-def softplus(x: mx.array) -> mx.array:
-    """log(1 + exp(x)), without overflow."""
-    return mx.logaddexp(x, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.errors import InputError, SessionError
 from mlxlin.models import Model
-from mlxlin.models.blocks import softplus
+from mlxlin.models.activations import softplus
 from mlxlin.models.mixers.convolution import short_convolution
 from mlxlin.models.mixers.features import unit_vectors
 from mlxlin.state import State

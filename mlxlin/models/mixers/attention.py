@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxlin.backend import mx, on_metal
+from mlxlin.models.activations import sigmoid, softmax_weights
 from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
 from mlxlin.models.mixers.step import Step, keys_values
 from mlxlin.models.params import Parameter, Params, Table, under
@@ -73,7 +74,7 @@ class Attention:
         y = attend(q, keys, values, scale=spec.scale, window=spec.window, step=step)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1)
         if spec.gate:
-            y = y * mx.sigmoid(projected["gate"])
+            y = y * sigmoid(projected["gate"])
         return self._out(y), remembered
 
     def _heads(self, x: mx.array, heads: int, norm: Norm | None) -> mx.array:
@@ -104,12 +105,24 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
         last = total - length + stop  # slots these queries may read: none behind the last of them
         first = 0 if window is None or step.slots is not None else max(0, last - (stop - start) - window + 1)
         mask = _mask(step, window, start, stop, first, last)
-        outputs.append(
-            mx.fast.scaled_dot_product_attention(
-                q[:, :, start:stop], keys[:, :, first:last], values[:, :, first:last], scale=scale, mask=mask
-            )
-        )
+        part = q[:, :, start:stop] if block < length else q
+        outputs.append(_attend(part, keys[:, :, first:last], values[:, :, first:last], scale, mask))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
+
+
+def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
+    if q.dtype != mx.float32 or mx.default_device() != mx.Device(mx.cpu):
+        return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+    # The CPU has no fused kernel: MLX would do the same steps with a slower exponential.
+    (batch, heads, length, _), (kv_heads, total) = q.shape, keys.shape[1:3]
+    scores = (q * scale).reshape(batch, kv_heads, -1, q.shape[3]) @ keys.swapaxes(-1, -2)
+    scores = scores.reshape(batch, heads, length, total)
+    if mask is not None:
+        seen = mx.tri(length, total, total - length, dtype=mx.bool_) if isinstance(mask, str) else mask
+        scores = scores + mx.where(seen, 0.0, -mx.inf)
+    weights, sums = softmax_weights(scores)
+    y = weights.reshape(batch, kv_heads, -1, total) @ values
+    return y.reshape(batch, heads, length, -1) / sums
 
 
 def _block(q: mx.array, total: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlxlin.backend import mx
-from mlxlin.models.blocks import Linear, Matrix, silu
+from mlxlin.models.activations import silu
+from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.params import Parameter, Params, Table
 from mlxlin.models.spec import LinearSpec
 

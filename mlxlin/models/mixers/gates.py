@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mlxlin.backend import mx
-from mlxlin.models.blocks import Linear, Matrix, softplus
+from mlxlin.models.activations import sigmoid, softplus
+from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.params import Parameter, Params, Table
 from mlxlin.models.spec import DecaySpec, LinearSpec
 
@@ -62,6 +63,15 @@ class Decay:
         """g that does not depend on the input, [B, T, HV]."""
         return mx.broadcast_to(self._fixed, (batch, length, *self._fixed.shape))
 
+    def parts(self, x: mx.array | None, batch: int, length: int) -> dict[str, mx.array]:
+        """What a fused kernel makes g of, by the names of `mlxlin.metal.mixer.Projected`."""
+        if x is None:
+            return {"decay": self.fixed(batch, length)}
+        found = {"decay": x if self._outer is None else self._outer(x)}
+        if self._spec.kind != "logsigmoid":
+            found |= {"rate": self._rate.reshape(-1), "decay_bias": self._bias}
+        return found
+
     def __call__(self, x: mx.array) -> mx.array:
         """Projected x [B, T, rank or width] -> g [B, T, HV] or [B, T, HV, K]."""
         spec = self._spec
@@ -71,11 +81,11 @@ class Decay:
         if spec.kind == "softplus":
             return self._rate * softplus(x + self._bias)
         if spec.kind == "sigmoid":
-            return spec.bound * mx.sigmoid(self._rate * (x + self._bias))
-        g = -softplus(-x) / spec.divisor
-        return g if spec.floor is None else mx.maximum(g, spec.floor)
+            return spec.bound * sigmoid(self._rate * (x + self._bias))
         if spec.kind == "forget":
             return mx.logaddexp(mx.log(self._bound), mx.log1p(-self._bound) - softplus(-x))
+        g = -softplus(-x) / spec.divisor
+        return g if spec.floor is None else mx.maximum(g, spec.floor)
 
 
 def _learned_bound(spec: LinearSpec, params: Params) -> mx.array:

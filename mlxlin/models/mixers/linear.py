@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate, silu
+from mlxlin.metal.mixer import MixerSpec, Projected
+from mlxlin.models.activations import sigmoid, silu
+from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
 from mlxlin.models.mixers.convolution import short_convolution
 from mlxlin.models.mixers.features import (
     feature_dim,
@@ -14,6 +18,7 @@ from mlxlin.models.mixers.features import (
     unit_sum,
     unit_vectors,
 )
+from mlxlin.models.mixers.fused import fused_spec
 from mlxlin.models.mixers.gates import Decay, decay_parameters
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.params import Parameter, Params, Table, under
@@ -28,15 +33,15 @@ def _widths(spec: LinearSpec) -> tuple[int, int, int]:
     return spec.heads * spec.key_dim, k, v
 
 
-def _inputs(spec: LinearSpec) -> list[str]:
-    """Names of the projections of the layer's input."""
-    names = ["qkv"]
-    if spec.output.gate != "none":
 def _forgets(spec: LinearSpec) -> bool:
     """Whether k is what the decay lets go of; the projection of the decay then stands for that of k."""
     return spec.decay is not None and spec.decay.kind == "forget"
 
 
+def _inputs(spec: LinearSpec) -> list[str]:
+    """Names of the projections of the layer's input."""
+    names = ["qkv"]
+    if spec.output.gate != "none":
         names.append("gate")
     if spec.beta is not None and spec.beta_projection:
         names.append("beta")
@@ -84,6 +89,7 @@ class LinearMixer:
 
     def __init__(self, spec: LinearSpec, params: Params, dtype: mx.Dtype) -> None:
         self._spec = spec
+        self._fused = fused_spec(spec)
         self._dtype = dtype
         self._project = Projections(params, _inputs(spec))
         self._conv = params.take("conv.weight") if spec.conv else None
@@ -112,29 +118,54 @@ class LinearMixer:
         spec, old = self._spec, recurrent(state)
         new: dict[str, mx.array] = {}
         projected = dict(zip(_inputs(spec), self._project(x), strict=True))
+        if self._fused is not None and recurrences.mixer.takes(self._fused, x.shape[0], x.shape[1], x.dtype):
+            return self._decoded(self._fused, projected, old, step.lengths)
         qkv = projected["qkv"]
+        if _forgets(spec):
+            qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
         if self._conv is not None:
             qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
         q, k, v = self._queries_keys_values(qkv, step)
-        y, after = recurrences.run(
-            spec.rule,
-            q,
-            k,
-        if _forgets(spec):
-            qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
-            v,
-            g=g,
-            beta=self._beta(projected.get("beta"), *x.shape[:2]),
         g = self._log_decay(k if _forgets(spec) else projected.get("decay"), *x.shape[:2])
         if _forgets(spec):
             assert g is not None
             k = -mx.expm1(g).astype(k.dtype)
+        y, after = recurrences.run(
+            spec.rule,
+            q,
+            k,
+            v,
+            g=g,
+            beta=self._beta(projected.get("beta"), *x.shape[:2]),
             state=(old["S"], old["Z"]) if spec.normalize else old["S"],
             lengths=step.lengths,
             normalize=spec.normalize,
         )
         new.update(zip(("S", "Z"), after, strict=True) if isinstance(after, tuple) else {"S": after})
         return self._out(self._gated(y, projected.get("gate"))), new
+
+    def _decoded(
+        self, fused: MixerSpec, projected: dict[str, mx.array], old: Mapping[str, mx.array], lengths: mx.array | None
+    ) -> tuple[mx.array, LayerState]:
+        """A few tokens, all between the projections in one kernel."""
+        gate, (batch, length, _) = projected.get("gate"), projected["qkv"].shape
+        mixed = recurrences.mixer.decode(
+            fused,
+            Projected(
+                projected["qkv"],
+                old["S"],
+                memory=old.get("conv"),
+                weight=self._conv,
+                bias=self._conv_bias,
+                beta=projected.get("beta"),
+                gate=gate if gate is None or self._gate_out is None else self._gate_out(gate),
+                norm=None if self._norm is None else self._norm.weight,
+                lengths=lengths,
+                **({} if self._decay is None else self._decay.parts(projected.get("decay"), batch, length)),
+            ),
+        )
+        new = {"S": mixed.S} if mixed.memory is None else {"S": mixed.S, "conv": mixed.memory}
+        return self._out(mixed.y.reshape(batch, length, -1)), new
 
     def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
         """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V], ready for the recurrence."""
@@ -187,11 +218,13 @@ class LinearMixer:
             return None
         if projected is None:
             return mx.full((batch, length, spec.value_heads), spec.beta, dtype=mx.float32)
-        beta = mx.sigmoid(projected.astype(mx.float32)).reshape(batch, length * spec.steps, spec.value_heads)
+        beta = sigmoid(projected.astype(mx.float32)).reshape(batch, length * spec.steps, spec.value_heads)
         return beta if spec.beta == 1.0 else beta * spec.beta
 
     def _gated(self, y: mx.array, gate: mx.array | None) -> mx.array:
         """y [B, T, HV, V] -> [B, T, HV V]."""
+        if self._spec.output.joint:
+            y = y.reshape(*y.shape[:2], -1)
         if self._norm is not None:
             y = self._norm(y)
         y = y.reshape(*y.shape[:2], -1)
@@ -199,6 +232,4 @@ class LinearMixer:
             return y
         if self._gate_out is not None:
             gate = self._gate_out(gate)
-        return y * (silu(gate) if self._spec.output.gate == "silu" else mx.sigmoid(gate))
-        if self._spec.output.joint:
-            y = y.reshape(*y.shape[:2], -1)
+        return y * (silu(gate) if self._spec.output.gate == "silu" else sigmoid(gate))
