@@ -74,13 +74,15 @@ def test_sessions_are_listed_loaded_and_removed(tmp_path: Path) -> None:
 
 
 def test_small_and_huge_prefixes_are_not_kept(tmp_path: Path) -> None:
-    model, text = MODELS["recurrent"], tokens(40, 100)
-    _, state = model([text])
-    PrefixStore("f", tmp_path, budget=state.nbytes - 1).put(text, state)
-    PrefixStore("f", tmp_path).put(text[:63], state)
+    model, text = MODELS["hybrid"], tokens(40, 600)
+    _, small = model([text[:100]])
+    _, large = model([text])
+    store = PrefixStore("f", tmp_path, budget=large.nbytes - 1)
+    store.put(text[:63], small)
     assert not list(tmp_path.glob("*/*"))
-    store = PrefixStore("f", tmp_path)
-    store.put(text, state)
+    store.put(text[:100], small)
+    store.put(text, large)  # would only drive out all the others
+    assert [path.name.split("-")[0] for path in tmp_path.glob("*/*")] == ["100"]
     assert store.find(text, 36, model.fresh()) is not None
     assert store.find(text, 37, model.fresh()) is None, "reading 63 tokens is no slower"
 
@@ -117,7 +119,7 @@ CHURN = """
     from mlxlin.store import PrefixStore
     from tests.tiny import RECURRENT, tiny_model
     model, rng, hits = tiny_model(RECURRENT), random.Random(int(sys.argv[1])), 0
-    store = PrefixStore(model.fingerprint, Path("store"), budget=60_000)
+    store = PrefixStore(model.fingerprint, Path("store"), budget=20_000)
     for _ in range(80):
         text = [rng.randrange(12)] * rng.choice([100, 150])
         found = store.find(text, 0, model.fresh())
@@ -150,7 +152,7 @@ def test_two_processes_share_a_store_within_its_budget(tmp_path: Path) -> None:
     assert all(process.returncode == 0 for process in processes), outputs
     assert all(int(out) > 5 for out, _ in outputs)
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert files and sum(path.stat().st_size for path in files) <= 60_000
+    assert files and sum(path.stat().st_size for path in files) <= 20_000
     for path in files:
         archive.read(path)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import click.testing
 import pytest
-from mlxlin_cli import main
 
 import mlxlin
+from mlxlin_cli import main
 from tests.scripted import FORGETFUL, PLAIN, Reply, scripted
 
 

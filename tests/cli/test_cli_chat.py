@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from mlxlin_cli import lines
 
 import mlxlin
+from mlxlin_cli import lines
 
 USER, ASSISTANT, HELLO = "user", "assistant", "Hello world."
 
@@ -143,12 +143,16 @@ def test_set_changes_the_next_replies(cli, script) -> None:
 
 
 def test_stats_tell_what_is_held(cli, script) -> None:
-    result = cli("chat", input="one\n/fork\n/stats\n")
-    rows = dict(re.split(r"  +", line, maxsplit=1) for line in result.err.splitlines()[3:])
-    assert rows["session"] == "not saved" and rows["branch"] == "2 of 2" and rows["turns"] == "1"
-    assert re.fullmatch(r"\d+ of 4,096 tokens", rows["read"]) and re.fullmatch(r"[\d.]+ kB", rows["state"])
-    assert re.fullmatch(r"3, [\d.]+ kB of at most [\d.]+ [MG]B", rows["checkpoints"])
-    assert rows["last reply"].startswith("reused 0 of ")
+    result = cli("chat", input="one\n/stats\n/fork\n/stats\n")
+    rows = [re.split(r"  +", line, maxsplit=1) for line in result.err.splitlines() if not line.startswith("reused")]
+    before, after = dict(rows[:10]), dict(rows[-10:])
+    assert after["session"] == "not saved" and after["branch"] == "2 of 2" and after["turns"] == "1"
+    assert re.fullmatch(r"\d+ of 4,096 tokens", after["read"]) and re.fullmatch(r"[\d.]+ kB", after["state"])
+    assert after["last reply"].startswith("reused 0 of ")
+    assert before["held in all"] == after["held in all"], "a branch costs nothing until it goes on"
+    limits = [re.fullmatch(r"3, [\d.]+ kB of at most ([\d.]+) ([MG]B)", r["checkpoints"]) for r in (before, after)]
+    whole, half = (float(m[1]) * {"MB": 1, "GB": 1000}[m[2]] for m in limits if m)
+    assert half == pytest.approx(whole / 2, rel=0.02), "and all branches keep to one budget"
 
 
 @pytest.mark.parametrize(
