@@ -9,13 +9,13 @@ from pathlib import Path
 from mlxlin.backend import compute_dtype, mx
 from mlxlin.convert.outline import open_outline
 from mlxlin.convert.recipe import make_recipe
-from mlxlin.convert.resolve import local_path, split_id
+from mlxlin.convert.resolve import present
 from mlxlin.loader import memory_plans, open_path, stored_dtype
 from mlxlin.memory import available_bytes
 from mlxlin.models import ModelSpec, QuantSpec, parameters
 from mlxlin.models.decoder import Layer
 from mlxlin.models.params import Params
-from mlxlin.models.spec import AttentionSpec, LinearSpec
+from mlxlin.models.spec import AttentionSpec, LinearSpec, Rwkv7Spec
 from mlxlin.state import State
 
 
@@ -83,12 +83,7 @@ def describe(source: str | Path, *, bits: int | None = None, revision: str | Non
     Raises:
         CheckpointError, UnsupportedError, HubError, InputError: as `load`.
     """
-    path = local_path(source)
-    if path is None:
-        from mlxlin.convert import hub
-
-        repo, file = split_id(str(source))
-        path = hub.cached(repo, revision, file)
+    path = present(source, revision)
     prepared = open_outline(str(source), revision, make_recipe(bits)) if path is None else open_path(path, bits)
     spec, dtype = prepared.spec, compute_dtype(stored_dtype(prepared))
     state_bytes, per_token = state_sizes(spec, dtype)
@@ -124,11 +119,12 @@ def state_sizes(spec: ModelSpec, dtype: mx.Dtype) -> tuple[int, int]:
     blank = {name: mx.zeros(parameter.shape, dtype) for name, parameter in parameters(spec).items()}
     params = Params(blank, {})
     fresh = [
-        Layer(layer, params.at(f"layers.{index}"), dtype).mixer.fresh(1) for index, layer in enumerate(spec.layers)
+        Layer(layer, spec.width, params.at(f"layers.{index}"), dtype).fresh(1)
+        for index, layer in enumerate(spec.layers)
     ]
     state = State(tuple(fresh), mx.zeros((1,), mx.int32))
     return state.recurrent_nbytes, sum(layer.row_nbytes for layer in state.keys_values())
 
 
-def _kind(mixer: LinearSpec | AttentionSpec) -> str:
+def _kind(mixer: LinearSpec | AttentionSpec | Rwkv7Spec) -> str:
     return mixer.rule if isinstance(mixer, LinearSpec) else mixer.kind

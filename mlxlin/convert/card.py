@@ -11,7 +11,7 @@ from .recipe import Recipe
 def text(prepared: Prepared, recipe: Recipe, repo: str | None, commit: str | None) -> str:
     """README.md; the same for the same conversion."""
     spec = prepared.spec
-    kinds = Counter("recurrent" if layer.mixer.kind == "linear" else "attention" for layer in spec.layers)
+    kinds = Counter("attention" if layer.mixer.kind == "attention" else "recurrent" for layer in spec.layers)
     layers = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
     origin = f"`{repo}`, revision `{commit}`" if repo else "a local checkpoint"
     head = ["---", "library_name: mlxlin"] + ([f"base_model: {repo}"] if repo else []) + ["---", ""]

@@ -21,7 +21,7 @@ from .outline import open_outline
 from .prepare import Prepared, prepare
 from .recipe import Recipe, make_recipe
 from .repository import is_side_file
-from .resolve import Notice, Progress, local_path, provenance, resolve
+from .resolve import Notice, Progress, present, provenance, resolve
 from .writer import index_text, shard, shard_names, write_shard
 
 _SLACK = 1 << 22  # headers, card, manifest
@@ -114,7 +114,7 @@ def convert_checkpoint(
         raise InputError("An output folder is needed.", "Name one, or ask for a dry run.")
     if target is not None:
         check_target(target)
-    if dry_run and local_path(source) is None:
+    if dry_run and present(source, revision) is None:
         prepared = open_outline(str(source), revision, chosen, dtype)
         return Report(None, prepared, chosen)
     path = resolve(source, revision, progress=progress, notice=notice)

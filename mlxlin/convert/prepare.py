@@ -167,11 +167,13 @@ def _items(source: Source, plan: Plan, stored: dict[str, Shape]) -> Iterable[Ite
     for name, parameter in parameters(plan.spec).items():
         module = name.removesuffix(".weight")
         if module + ".scales" not in targets:
-            target = targets[name]
-            yield Item(name, parameter.role, parameter.shape, target.sources, {name: stored[name]}, _reader([target]))
+            made = [targets[name]]
+            yield Item(
+                name, parameter.role, parameter.shape, _sources(source, made), {name: stored[name]}, _reader(made)
+            )
             continue
         parts = [targets[f"{module}.{part}"] for part in _PARTS if f"{module}.{part}" in targets]
-        sources = tuple(source_name for part in parts for source_name in part.sources)
+        sources = _sources(source, parts)
         spec = _common_spec(source, parts[0], parameter.shape)
         yield Item(
             module,
@@ -182,6 +184,12 @@ def _items(source: Source, plan: Plan, stored: dict[str, Shape]) -> Iterable[Ite
             _reader(parts),
             spec,
         )
+
+
+def _sources(source: Source, targets: list[Target]) -> tuple[str, ...]:
+    """Names of the stored tensors that `targets` are made of, each once."""
+    names = (name for target in targets for name in target.sources)
+    return tuple(dict.fromkeys(part for name in names for part in source.tensors[name].parts or (name,)))
 
 
 def _reader(targets: list[Target]) -> Callable[[], Arrays]:

@@ -26,10 +26,8 @@ def resolve(
         CheckpointError: a path that does not exist, or a name nobody knows.
         InputError: a revision for something that has none.
     """
-    local = local_path(source)
+    local = local_path(source, revision)
     if local is not None:
-        if revision is not None:
-            raise InputError(f"{source} is on this machine; only hub ids have revisions.", "Leave --revision out.")
         return local
     from . import hub  # its libraries take longer to import than a small model to load
 
@@ -38,16 +36,17 @@ def resolve(
     return folder if file is None else folder / file
 
 
-def local_path(source: str | Path) -> Path | None:
+def local_path(source: str | Path, revision: str | None = None) -> Path | None:
     """Where `source` lies on this machine; None for a hub id or alias.
 
     Raises:
         CheckpointError: it is a path, but nothing is there; or a name nobody knows.
+        InputError: a revision for something on this machine.
     """
-    if str(source) == "demo":
-        return DEMO
-    path = Path(source).expanduser()
+    path = DEMO if str(source) == "demo" else Path(source).expanduser()
     if path.exists():
+        if revision is not None:
+            raise InputError(f"{source} is on this machine; only hub ids have revisions.", "Leave --revision out.")
         return path
     text = str(source)
     if isinstance(source, str) and (text in ALIASES or is_repo_id(split_id(text)[0])):
@@ -61,6 +60,21 @@ def local_path(source: str | Path) -> Path | None:
     raise CheckpointError(
         f"There is no model called '{text}'.", f"{also}Give a folder, a hub id like owner/name, or demo."
     )
+
+
+def present(source: str | Path, revision: str | None = None) -> Path | None:
+    """Where `source` lies on this machine already: a path, or a complete copy in the hub's cache. No request is made.
+
+    Raises:
+        CheckpointError: as `local_path`.
+    """
+    path = local_path(source, revision)
+    if path is not None:
+        return path
+    from . import hub
+
+    repo, file = split_id(str(source))
+    return hub.cached(repo, revision, file)
 
 
 def split_id(source: str) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlxlin.backend import mx
+from mlxlin.convert import convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.errors import CheckpointError, MlxlinError, UnsupportedError
 from tests.convert.checkpoints import CONFIG, logits, same, save, save_safetensors, weights
@@ -148,9 +149,11 @@ def fp8_model(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def test_b02_a_whole_fp8_model_predicts_what_its_dequantised_twin_does(tmp_path: Path) -> None:
-    _, plain = fp8_model(tmp_path / "fp8")
+    stored, plain = fp8_model(tmp_path / "fp8")
     notices: list[str] = []
     assert same(logits(tmp_path / "fp8", notice=notices.append), logits(save(tmp_path / "plain", plain)))
+    fates = convert_checkpoint(tmp_path / "fp8", dry_run=True).fates()
+    assert {name for name, _ in fates} == set(stored)
     source = open_checkpoint(tmp_path / "fp8")
     assert source.format == "fp8"
     assert source.dropped == (

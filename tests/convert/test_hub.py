@@ -212,6 +212,8 @@ def test_a_name_nobody_knows_suggests_the_nearest(server: Hub, tmp_path: Path) -
     for local in ("demo", tmp_path / "origin"):
         with pytest.raises(InputError, match="only hub ids have revisions"):
             resolve(local, "main")
+        with pytest.raises(InputError, match="only hub ids have revisions"):
+            mlxlin.describe(local, revision="main")
 
 
 def test_describe_reads_heads_and_downloads_no_weights(server: Hub, tmp_path: Path) -> None:

@@ -58,14 +58,9 @@ def read(
                 result[f"{module}.weight"] = _unpacked(module, tensors, bits, dtype)
             used += 1
         elif part == "weight" and tensor.dtype in ("F8_E4M3", "I8"):
-            scale = tensors.get(f"{module}.{_SCALE}")
-            if scale is None:
-                raise CheckpointError(
-                    f"{name} is stored as {tensor.dtype}, but its scale {module}.{_SCALE} is missing."
-                )
             if f"{module}.weight_zero_point" in tensors:
                 raise UnsupportedError(f"{name} has zero points, which are supported for packed integers only.")
-            result[name] = scaled(name, tensor, scale, dtype, _block(weights, tensor, scale))
+            result[name] = scaled(name, f"{module}.{_SCALE}", tensors, dtype, _block(weights, module, tensors))
             used += 1
         elif part not in _PARTS:
             result[name] = tensor
@@ -98,9 +93,10 @@ def _bits(weights: list[dict[str, Any]], module: str) -> int:
     return 4 if kinds == {"int4"} else 8
 
 
-def _block(weights: list[dict[str, Any]], tensor: Tensor, scale: Tensor) -> tuple[int, int] | None:
+def _block(weights: list[dict[str, Any]], module: str, tensors: Mapping[str, Tensor]) -> tuple[int, int] | None:
     """Block size where the scale is per block: more than one column of scales."""
-    if len(scale.shape) < 2 or scale.shape[-1] == 1:
+    scale = tensors.get(f"{module}.{_SCALE}")
+    if scale is None or len(scale.shape) < 2 or scale.shape[-1] == 1:
         return None
     for w in weights:
         if w.get("strategy") == "block" and w.get("block_structure"):
@@ -134,8 +130,9 @@ def _unpacked(module: str, tensors: Mapping[str, Tensor], bits: int, dtype: mx.D
         grouped = codes.reshape(rows, groups, cols // groups)
         return ((grouped - zeros[..., None]) * factors[..., None]).reshape(rows, cols).astype(dtype)
 
-    nbytes = sum(t.nbytes for t in (packed, scale, zero, order) if t is not None)
-    return Tensor((rows, cols), dtype_name(dtype), load, nbytes, packed.file)
+    parts = tuple(f"{module}.{part}" for part in _PARTS if f"{module}.{part}" in tensors)
+    nbytes = sum(tensors[part].nbytes for part in parts)
+    return Tensor((rows, cols), dtype_name(dtype), load, nbytes, packed.file, parts)
 
 
 def _as_mlx(module: str, tensors: Mapping[str, Tensor], bits: int) -> QuantSpec | None:
@@ -169,10 +166,11 @@ def _repacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> di
         return mx.multiply(scales(), -(2 ** (spec.bits - 1)))
 
     stored = (rows, groups), scale.dtype
+    parts = tuple(f"{module}.{part}" for part in (_PACKED, "weight_shape") if f"{module}.{part}" in tensors)
     return {
-        f"{module}.weight": Tensor((rows, words), "U32", weight, packed.nbytes, packed.file),
-        f"{module}.scales": Tensor(*stored, scales, scale.nbytes, scale.file),
-        f"{module}.biases": Tensor(*stored, biases, scale.nbytes, scale.file),
+        f"{module}.weight": Tensor((rows, words), "U32", weight, packed.nbytes, packed.file, parts),
+        f"{module}.scales": Tensor(*stored, scales, scale.nbytes, scale.file, (f"{module}.{_SCALE}",)),
+        f"{module}.biases": Tensor(*stored, biases, scale.nbytes, scale.file, (f"{module}.{_SCALE}",)),
     }
 
 

@@ -12,7 +12,7 @@ from .tensor import Tensor, dtype_name
 
 SUFFIX = "_scale_inv"
 BLOCK = (128, 128)
-_BAND = 1 << 25  # elements dequantised at a time, so that the float32 temporaries stay small
+_BAND = 1 << 24  # elements dequantised at a time, so that the float32 temporaries stay small
 _ACTIVATIONS = (".input_scale", ".activation_scale", ".activation_scale_inv")
 
 
@@ -47,17 +47,24 @@ def dequantize(
             if not tensors.get(name[: -len(SUFFIX)], tensor).dtype.startswith("F8_E4M3"):
                 raise CheckpointError(f"{name} is the scale of an FP8 tensor that is not in the checkpoint.")
         elif tensor.dtype == "F8_E4M3":
-            scale = tensors.get(name + SUFFIX)
-            if scale is None:
-                raise CheckpointError(f"{name} is stored as FP8, but its scale {name + SUFFIX} is missing.")
-            result[name] = scaled(name, tensor, scale, dtype, BLOCK if block else None)
+            result[name] = scaled(name, name + SUFFIX, tensors, dtype, BLOCK if block else None)
         else:
             result[name] = tensor
     return result, dropped
 
 
-def scaled(name: str, tensor: Tensor, scale: Tensor, dtype: mx.Dtype, block: tuple[int, int] | None) -> Tensor:
-    """The dequantised tensor [..., N, K]; `block` None means a scale per tensor [1] or per row [N, 1]."""
+def scaled(
+    name: str, scale_name: str, tensors: Mapping[str, Tensor], dtype: mx.Dtype, block: tuple[int, int] | None
+) -> Tensor:
+    """The dequantised tensor [..., N, K]; `block` None means a scale per tensor [1] or per row [N, 1].
+
+    Raises:
+        CheckpointError: the scale is missing or of another shape.
+    """
+    tensor, scale = tensors[name], tensors.get(scale_name)
+    if scale is None:
+        kind = "FP8" if tensor.dtype.startswith("F8") else tensor.dtype
+        raise CheckpointError(f"{name} is stored as {kind}, but its scale {scale_name} is missing.")
     rows, cols = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[0])
     lead = tensor.shape[:-2]
     if block:
@@ -73,7 +80,8 @@ def scaled(name: str, tensor: Tensor, scale: Tensor, dtype: mx.Dtype, block: tup
     def load() -> mx.array:
         return _multiply(tensor.read(), _floats(scale), block, dtype)
 
-    return Tensor(tensor.shape, dtype_name(dtype), load, tensor.nbytes + scale.nbytes, tensor.file)
+    nbytes = tensor.nbytes + scale.nbytes
+    return Tensor(tensor.shape, dtype_name(dtype), load, nbytes, tensor.file, (name, scale_name))
 
 
 def _floats(scale: Tensor) -> mx.array:

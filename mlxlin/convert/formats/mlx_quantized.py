@@ -92,7 +92,9 @@ def unpacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> Ten
         return dequantize(arrays, spec, target)
 
     nbytes = sum(tensor.nbytes for tensor in parts.values())
-    return Tensor((*shape[:-1], shape[-1] * 32 // spec.bits), dtype, load, nbytes, parts["weight"].file)
+    stored = tuple(name for part, tensor in parts.items() for name in tensor.parts or (f"{module}.{part}",))
+    columns = shape[-1] * 32 // spec.bits
+    return Tensor((*shape[:-1], columns), dtype, load, nbytes, parts["weight"].file, stored)
 
 
 def dequantize(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:

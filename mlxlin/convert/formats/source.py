@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.models import rwkv7
 from mlxlin.models.params import QuantSpec
 
 from . import compressed, fp8, mlx_quantized, pickles, safetensors
@@ -40,7 +41,7 @@ class Source:
     """An opened checkpoint.
 
     Attributes:
-        config: its config.json; empty where there is none (a bare `.pth`).
+        config: its config.json; of a bare `.pth` of RWKV-7 what its shapes say; else empty where there is none.
         tensors: by the names of the checkpoint; FP8 and compressed-tensors weights appear as plain tensors.
         format: what it is stored as: "safetensors", "fp8", "compressed-tensors", "mlx-quantised" or "pytorch".
         quantization: MLX-quantised checkpoints: module (without `.weight`) -> how its matrix is packed.
@@ -86,7 +87,7 @@ def open_checkpoint(path: Path, dtype: mx.Dtype = mx.bfloat16) -> Source:
         raise CheckpointError(
             f"The checkpoint cannot be read: {error}", "Check the file and its permissions."
         ) from error
-    return describe_tensors(config, tensors, kind, dtype)
+    return describe_tensors(config or rwkv7.config_of(tensors), tensors, kind, dtype)
 
 
 def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: str, dtype: mx.Dtype) -> Source:

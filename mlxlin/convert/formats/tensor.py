@@ -48,6 +48,7 @@ class Tensor:
         load: gives the values, lazily (nothing is read from disk before the array is evaluated).
         nbytes: bytes it takes in the source.
         file: where it is stored, for messages.
+        parts: names of the stored tensors it is made of, where that is not just itself (a weight and its scales).
     """
 
     shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class Tensor:
     load: Callable[[], mx.array]
     nbytes: int
     file: str = ""
+    parts: tuple[str, ...] = ()
 
     def read(self) -> mx.array:
         """The values, [*shape] in `dtype`."""
