@@ -70,6 +70,15 @@ template <typename P> inline int real_tokens(View<P> lengths, int b, int T) {
 }
 inline int real_tokens(View<Absent>, int, int T) { return T; }
 
+// The decay exp(g) of a state as one number: up to one half the factor itself, above it the change exp(g) - 1 <= 0, sign
+// bit set. Rounding a factor just below 1 the same way for every token would drift, by 1e-4 in 8,192 tokens of g = -1e-4.
+inline float decay_of(float g) {
+  const float w = exp(g);
+  if (w <= 0.5f) return w;
+  return -abs(w == 1.0f ? g : (w - 1.0f) * (g / log(w)));  // exp(g) - 1 to the last bits (Kahan)
+}
+inline float decayed(float s, float decay) { return fma(s, decay, as_type<int>(decay) < 0 ? s : 0.0f); }
+
 // One lane's share of a vector of 4 L M channels that L neighbouring lanes hold together: channels 4 (L i + part).
 template <int M> struct Part {
   float4 x[M];
@@ -97,10 +106,13 @@ template <int M> inline Part<M> filled(float x) {
   return p;
 }
 
-template <int M> inline Part<M> exponential(Part<M> p) {
+template <int M> inline Part<M> decays_of(Part<M> g) {
 #pragma unroll
-  for (int i = 0; i < M; ++i) p.x[i] = exp(p.x[i]);
-  return p;
+  for (int i = 0; i < M; ++i) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) g.x[i][c] = decay_of(g.x[i][c]);
+  }
+  return g;
 }
 
 // The dot product of two shared vectors, on every lane that shares them.
@@ -113,9 +125,12 @@ template <int L, int M> inline float read(Part<M> s, Part<M> k) {
   return sum;
 }
 
-template <int M> inline void scale(thread Part<M>& s, Part<M> w) {
+template <int M> inline void decay(thread Part<M>& s, Part<M> by) {
 #pragma unroll
-  for (int i = 0; i < M; ++i) s.x[i] *= w.x[i];
+  for (int i = 0; i < M; ++i) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s.x[i][c] = decayed(s.x[i][c], by.x[i][c]);
+  }
 }
 
 // s += u k, fused whatever the compiler's mind about contraction, so that a replay gives the same bits

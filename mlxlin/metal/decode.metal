@@ -56,7 +56,7 @@ inline void stage_decays(threadgroup float* record, View<GP> g, View<RP> rate, V
   for (int e = thread_of(p); e < T * D; e += p.groups * 32) {
     const int t = e / D, d = e % D;
     const float x = t < p.n ? log_decay<KIND>(g, rate, bias, constant_, floor_, p.batch, t, p.hv, d) : 0.0f;
-    if (t < p.n) record[t * SIZE + d] = exp(x);
+    if (t < p.n) record[t * SIZE + d] = decay_of(x);
     if (p.first_of_head) put(tape, ((int64_t(p.batch) * T + t) * HV + p.hv) * D + d, x);
   }
 }
@@ -96,7 +96,7 @@ inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
       float answer = 0.0f;
       if (WRITE == LOW_RANK) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
-      if (DECAY != NO_DECAY) scale(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
+      if (DECAY != NO_DECAY) decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const Part<M> k = part_of<M, L>(staged(x + KEYS + j * K), part);

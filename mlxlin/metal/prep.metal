@@ -86,7 +86,7 @@ inline Triangle times(Triangle a, Triangle b) {
 }
 
 // No decay or one per head: the products K K^T and Q K^T serve all G = HV / H value heads of a key head.
-// G_out [.., 2, 16]: the decays from the start of the chunk through token t, and after token t to its end.
+// G_out [.., 33]: the decays from the start of the chunk through token t, after token t to its end, and over all of it.
 template <int K, int G, int WRITE, int N, typename QP, typename KP, typename GP, typename BETA, typename LENGTHS,
           typename X_OUT>
 inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, View<LENGTHS> lengths, int T, int H,
@@ -127,6 +127,7 @@ inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, V
       const float gs = simd_broadcast(g, ushort(s));
       if (lane < C ? s <= token : s > token) sum += gs;
     }
-    G_out[at * 32 + lane] = exp(sum);
+    G_out[at * 33 + lane] = exp(sum);
+    if (lane == C - 1) G_out[at * 33 + 32] = decay_of(sum);
   }
 }

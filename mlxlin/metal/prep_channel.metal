@@ -169,7 +169,7 @@ inline void prep_channel(View<QP> q, View<KP> k, View<GP> g, View<BETA> beta_, V
       sum += x.w[t];
       x.w[t] = exp(x.w[t]);
     }
-    G[at * K + d] = exp(sum);
+    G[at * K + d] = decay_of(sum);
     store_decayed<WRITE>(x, offset(Xd, at * C * K), Qd + at * C * K, Kd + at * C * K, offset(Bd, at * C * K), d);
     level<8, WRITE>(grams, x, first, second, lane, p);
     level<4, WRITE>(grams, x, first, second, lane, p);

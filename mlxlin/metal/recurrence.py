@@ -165,7 +165,7 @@ def _prep_head(x: Arguments) -> dict[str, mx.array]:
     chunks = -(-T * x.substeps // 16)
     names = ("q", "k", "g", "beta", "lengths")
     arrays = x.arrays()
-    outputs = {"P": ((B, HV, chunks, 3, 8, 8), mx.float32), "G": ((B, HV, chunks, 2, 16), mx.float32)}
+    outputs = {"P": ((B, HV, chunks, 3, 8, 8), mx.float32), "G": ((B, HV, chunks, 33), mx.float32)}
     if x.write == "DELTA":
         outputs["X"] = outputs["P"]
     staged = 2 * 16 * 36

@@ -5,8 +5,8 @@
 // The rows of S are independent. L lanes share a row, K / L channels each in registers, so a dot product over K costs
 // log2(L) shuffles. A SIMD-group runs 32 / L groups of R rows; R > 1 uses each loaded vector for R rows.
 // k, v and beta hold N sub-tokens per token: the decay acts before the first, the query reads after the last.
-template <int DECAY, int M, int L, typename P> inline Part<M> decay(Row<P> g, int part) {
-  return DECAY == HEAD_DECAY ? filled<M>(exp(load(g, 0))) : exponential(part_of<M, L>(g, part));
+template <int DECAY, int M, int L, typename P> inline Part<M> decays(Row<P> g, int part) {
+  return DECAY == HEAD_DECAY ? filled<M>(decay_of(load(g, 0))) : decays_of(part_of<M, L>(g, part));
 }
 
 template <int K, int L, int R, int DECAY, int WRITE, int N, bool NORMALIZE, typename QP, typename KP, typename VP,
@@ -45,9 +45,9 @@ inline void scan(View<QP> q_, View<KP> k_, View<VP> v_, View<GP> g_, View<BETA> 
           for (int r = 0; r < R; ++r) answer[r] = read<L>(s[r], aa);
         }
         if (DECAY != NO_DECAY && j == 0) {
-          const Part<M> w = decay<DECAY, M, L>(g, part);
+          const Part<M> w = decays<DECAY, M, L>(g, part);
 #pragma unroll
-          for (int r = 0; r < R; ++r) scale(s[r], w);
+          for (int r = 0; r < R; ++r) decay(s[r], w);
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) {

@@ -37,7 +37,7 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
   static constexpr constant int LD = K + 4;
   View<QP> q;
   View<KP> k;
-  const device float* G;  // [.., 2, 16], see prep_head
+  const device float* G;  // [.., 33], see prep_head
   threadgroup float* keys;
   int group, groups, lane;
   Row<QP> query[2];
@@ -52,7 +52,7 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
       for (int d = 0; d < K; d += 32) keys[t * LD + d + lane] = t < n ? load(key, d + lane) : 0.0f;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const device float* decays = G + chunk * 32;
+    const device float* decays = G + chunk * 33;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
       const int t = at.row + 8 * lower;
@@ -61,7 +61,7 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
       before[lower] = decays[t];
       after[lower] = decays[16 + t];
     }
-    total = decays[15];
+    total = decays[32];
   }
   Matrix reading(int i, int lower) const thread { return tile(keys + lower * 8 * LD + i * 8, LD); }
   Matrix writing(int i, int lower) const thread { return transposed_tile(keys + lower * 8 * LD + i * 8, LD); }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal.recurrence import chunk
+from mlxlin.metal.recurrence import chunk, scan
 
 from .cases import Case, arguments, assert_equals_reference
 
@@ -59,3 +59,20 @@ def test_b33_a_sequence_equals_its_parts(rule: str) -> None:
             y, S = chunk(replace(whole, **cut, S=S))
             outputs.append(y)
         assert_equals_reference(x, mx.concatenate(outputs, axis=1), S)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+def test_several_columns_of_matrices_per_group(rule: str, columns: int) -> None:
+    x = Case(rule, T=21, V=64, groups=1, gates="mixed", keys="correlated").inputs()
+    assert_equals_reference(x, *chunk(arguments(x), columns=columns))
+
+
+@pytest.mark.parametrize("rule", ["decay", "gated"])
+def test_a_constant_slow_decay_does_not_drift(rule: str) -> None:
+    """exp(-1e-4) rounded in the same way 8,192 times is off by 1e-4."""
+    x = Case(rule, T=8192, groups=1).inputs()
+    assert x.g is not None
+    x = replace(x, g=mx.full(x.g.shape, -1e-4))
+    assert_equals_reference(x, *chunk(arguments(x)))
+    assert_equals_reference(x, *scan(arguments(x)))
