@@ -481,6 +481,8 @@ def test_limits_and_wrong_calls() -> None:
         kernel(inputs=[x, x], grid=(1, 1, 1), threadgroup=(1, 1, 1), **call)
     with pytest.raises(ValueError, match="at least one output"):
         metal_kernel("none", ["a"], [], "")
+    with pytest.raises(ValueError, match=r"order must be 0..7, not 8"):
+        kernel(inputs=[x], grid=(9, 1, 1), threadgroup=(9, 1, 1), order=8, **call)
     with pytest.raises(ValueError, match="unknown Metal version 300"):
         kernel(inputs=[x], grid=(9, 1, 1), threadgroup=(9, 1, 1), metal=300, **call)
 

@@ -40,8 +40,8 @@ class InputArray:
     def memory(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
         """(all bytes from the lowest to the highest element, which of them belong to elements, byte of element 0)."""
         size, item = self.elements.size, self.elements.itemsize
-        if size == 0:
-            return np.zeros(0, np.uint8), np.zeros(0, bool), 0
+        if size == 0 or self.elements.flags.c_contiguous:
+            return self.elements.reshape(-1).view(np.uint8), np.ones(size * item, bool), 0
         reach = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides, strict=True)]
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         offsets = np.zeros(self.shape, np.int64) - low

@@ -13,7 +13,7 @@ import json
 import re
 from pathlib import Path
 
-from .errors import CompileError, Finding
+from .errors import CompileError, Finding, LintError
 from .gen import ATTRIBUTES, Generated
 from .irpass import Site, instrument
 from .lint_ast import lint_ast, needs_ast
@@ -34,8 +34,6 @@ from .toolchain import (
     run_or_fail,
 )
 
-# Metal versions by macOS: 14 -> 3.1, 15 -> 3.2, 26 -> 4.0, 27 -> 4.1
-METAL_VERSIONS = (310, 320, 400, 410)
 ENTRY = "mtl_entry"
 # Kernel text is numbered from here for the compiler, so that a line number alone tells it from MLX's preamble.
 FIRST_LINE = 100_001
@@ -136,14 +134,16 @@ def _precompiled_preamble(metal: int) -> Path:
 class CompiledKernel:
     """A kernel loaded into this process. With `check` every memory access is instrumented."""
 
-    def __init__(self, kernel: Generated, *, metal: int, check: bool) -> None:
-        """CompileError if clang refuses the source; `findings` holds what Apple's compiler would refuse as well."""
+    def __init__(self, kernel: Generated, *, metal: int, check: bool, lint: bool) -> None:
+        """CompileError if clang refuses the source; with `lint`, LintError for what Apple's compiler would refuse."""
         self.kernel = kernel
         self.check = check
         key = digest(kernel.text, str(metal), sources_digest())
         front = cached_folder(f"front-{key}", lambda folder: _front_end(folder, kernel, metal))
         findings = json.loads((front / "findings.json").read_text())
-        self.findings = [Finding(rule, *locate(kernel, line), message) for rule, _, line, message in findings]
+        if findings and lint:
+            located = [Finding(rule, *locate(kernel, line), message) for rule, _, line, message in findings]
+            raise LintError(kernel.kernel_name, located)
         back_end = _checked if check else _fast
         folder = cached_folder(f"kernel-{key}{back_end.__name__}", lambda folder: back_end(front / "kernel.ll", folder))
         self.sites = [Site(*site) for site in json.loads((folder / "sites.json").read_text())] if check else []

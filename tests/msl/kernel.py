@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 from mlxlin.backend import mx
 
 from .arrays import as_input, to_mlx
-from .compile import METAL_VERSIONS, CompiledKernel
+from .compile import CompiledKernel
 from .errors import LintError
 from .gen import Generated, TemplateArgument, dtype_name, generate
-from .launch import Options, launch
+from .launch import launch
 from .lint_text import lint_text
+from .options import Options
 from .report import Report
 
-_compiled: dict[tuple[str, int, bool], CompiledKernel] = {}
+_compiled: dict[tuple[str, int, bool, bool], CompiledKernel] = {}
 _last: Report | None = None
 
 
@@ -41,7 +41,6 @@ class EmulatedKernel:
     header: str
     ensure_row_contiguous: bool
     atomic_outputs: bool
-    metal: int
     options: Options
 
     def __call__(
@@ -61,15 +60,14 @@ class EmulatedKernel:
         """Outputs as MLX arrays, or as numpy arrays if no input and no output dtype is MLX's."""
         global _last
         self._check_counts(inputs, output_shapes, output_dtypes)
-        metal = overrides.pop("metal", self.metal)
-        options = Options(**{**vars(self.options), **overrides})
+        options = replace(self.options, **overrides)
         arrays = [as_input(value, row_contiguous=self.ensure_row_contiguous) for value in inputs]
         dtypes = [dtype_name(dtype) for dtype in output_dtypes]
         kernel = self.generate([(a.dtype, a.shape) for a in arrays], dtypes, template)
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{kernel.text}\n```")
         clamped = _clamp(grid, threadgroup, options.max_threads)
-        compiled = self._compile(kernel, metal, options, template)
+        compiled = self._compile(kernel, options, template or ())
         shapes = [tuple(int(n) for n in shape) for shape in output_shapes]
         outputs, _last = launch(compiled, arrays, shapes, dtypes, grid, clamped, init_value, options)
         if any(array.is_mlx for array in arrays) or any(isinstance(dtype, mx.Dtype) for dtype in output_dtypes):
@@ -95,29 +93,22 @@ class EmulatedKernel:
             template=template or (),
         )
 
-    def _compile(
-        self, kernel: Generated, metal: int, options: Options, template: Sequence[TemplateArgument] | None
-    ) -> CompiledKernel:
-        if metal not in METAL_VERSIONS:
-            raise ValueError(f"unknown Metal version {metal}; one of {METAL_VERSIONS}")
-        key = (kernel.text, metal, options.check)
+    def _compile(self, kernel: Generated, options: Options, template: Sequence[TemplateArgument]) -> CompiledKernel:
+        key = (kernel.text, options.metal, options.check, options.lint)
         if key in _compiled:
             return _compiled[key]
         findings = lint_text(
             source=self.source,
             header=self.header,
-            template=template or (),
-            metal=metal,
+            template=template,
+            metal=options.metal,
             input_names=self.input_names,
             n_buffers=len(kernel.arguments),
         )
         if findings and options.lint:
             raise LintError(kernel.kernel_name, findings)
-        compiled = CompiledKernel(kernel, metal=metal, check=options.check)
-        if compiled.findings and options.lint:
-            raise LintError(kernel.kernel_name, compiled.findings)
-        _compiled[key] = compiled
-        return compiled
+        _compiled[key] = CompiledKernel(kernel, metal=options.metal, check=options.check, lint=options.lint)
+        return _compiled[key]
 
     def _check_counts(self, inputs: Sequence[Any], shapes: Sequence[Any], dtypes: Sequence[Any]) -> None:
         for what, given, names in (
@@ -140,46 +131,20 @@ def metal_kernel(
     ensure_row_contiguous: bool = True,
     atomic_outputs: bool = False,
     compile_options: dict[str, str] | None = None,
-    *,
-    check: bool = True,
-    strict: bool = True,
-    lint: bool = True,
-    order: int = 0,
-    align: int | None = None,
-    max_threads: int = 1024,
-    threadgroup_limit: int = 32768,
-    metal: int | None = None,
+    **options: Any,
 ) -> EmulatedKernel:
-    """`mx.fast.metal_kernel`, run by the emulator. The options below can be given here or at each call.
-
-    check: instrument every memory access (default). Without it a kernel runs several times faster, and only
-        divergence, barriers and accesses past the end of a buffer are noticed.
-    strict: stop also at what many GPUs tolerate (divergent SIMD functions, races, reads of uninitialised memory); with
-        strict=False these become `last_report().warnings` and the kernel goes on.
-    lint: reject what clang accepts and Apple's compiler does not (LintError).
-    order: schedule of the threads, 0..7: bit 0 runs the lanes of a SIMD-group in descending order, bit 1 the
-        SIMD-groups, bit 2 the threadgroups. Same order, same result, bit for bit.
-    align: alignment in bytes of the buffers; the element size proves that no vector access relies on more.
-    max_threads: what the pipeline allows per threadgroup (less than 1024 for kernels with many registers).
-    threadgroup_limit: bytes of threadgroup memory.
-    metal: language version, 310 (macOS 14, the default), 320, 400 or 410; MLXLIN_MSL_METAL sets the default.
-    """
+    """`mx.fast.metal_kernel`, run by the emulator; `options` (see Options) can be given here or at each call."""
     if not output_names:
         raise ValueError("[metal_kernel] Must specify at least one output.")
-    if order not in range(8):
-        raise ValueError(f"order must be 0..7, not {order}")
-    version = metal or int(os.environ.get("MLXLIN_MSL_METAL", METAL_VERSIONS[0]))
-    options = Options(check, strict, lint, order, align, max_threads, threadgroup_limit)
     return EmulatedKernel(
-        name,
-        tuple(input_names),
-        tuple(output_names),
-        source,
-        header,
-        ensure_row_contiguous,
-        atomic_outputs,
-        version,
-        options,
+        name=name,
+        input_names=tuple(input_names),
+        output_names=tuple(output_names),
+        source=source,
+        header=header,
+        ensure_row_contiguous=ensure_row_contiguous,
+        atomic_outputs=atomic_outputs,
+        options=Options(**options),
     )
 
 

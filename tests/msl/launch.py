@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from .arrays import InputArray, filled
 from .compile import CompiledKernel, locate, runtime
 from .errors import RunError
 from .gen import Argument, Generated
+from .options import Options
 from .report import BufferUse, Report, SiteUse
 
 _SPACES = {1: "device", 2: "constant", 3: "threadgroup"}
@@ -46,7 +46,7 @@ class _Launch(c.Structure):
         ("arguments", c.c_void_p),
         ("grid", c.c_uint32 * 3),
         ("threadgroup", c.c_uint32 * 3),
-        *((name, c.c_uint32) for name in ("check", "strict", "order", "threadgroup_limit", "n_buffers", "n_sites")),
+        *((name, c.c_uint32) for name in ("check", "strict", "order", "threadgroup_limit", "n_buffers")),
         ("buffers", c.POINTER(_Buffer)),
         ("sites", c.POINTER(_Site)),
         ("site_counts", c.POINTER(c.c_uint64)),
@@ -59,37 +59,31 @@ class _Launch(c.Structure):
     ]
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a kernel is run; see `metal_kernel`."""
-
-    check: bool
-    strict: bool
-    lint: bool
-    order: int
-    align: int | None
-    max_threads: int
-    threadgroup_limit: int
-
-
 class _GuardedBuffer:
-    """Memory of one argument, followed by a page that faults when touched."""
+    """Memory of one argument, followed by a page that faults when touched.
+
+    It starts aligned for vectors if its size allows that with the end at the guard page, else aligned to an element.
+    """
 
     def __init__(
-        self, argument: Argument, contents: np.ndarray[Any, Any], state: np.ndarray[Any, Any], item: int, align: int
-    ):
+        self,
+        argument: Argument,
+        contents: np.ndarray[Any, Any],  # bytes
+        state: np.ndarray[Any, Any],  # one Byte (rt/abi.h) per byte
+        item: int,
+        align: int | None = None,
+    ) -> None:
         self.argument = argument
-        suffix = "" if argument.kind in ("in", "out") else f"_{argument.kind}"
-        self.name = argument.name + suffix
+        self.name = argument.name + ("" if argument.kind in ("in", "out") else f"_{argument.kind}")
         self.item = item
         self.bytes = contents.nbytes
         self.state = state
         self._mapped_bytes, self._mapped = c.c_uint64(), c.c_void_p()
+        start = max(align or (16 if self.bytes % 16 == 0 else item), item)
         allocate = runtime().mtl_guarded_alloc
         allocate.restype = c.c_void_p
-        self.address: int = allocate(
-            c.c_uint64(self.bytes), c.c_uint64(align), c.byref(self._mapped_bytes), c.byref(self._mapped)
-        )
+        mapped = c.byref(self._mapped_bytes), c.byref(self._mapped)
+        self.address: int = allocate(c.c_uint64(self.bytes), c.c_uint64(start), *mapped)
         c.memmove(self.address, contents.ctypes.data, self.bytes)
 
     def structure(self) -> _Buffer:
@@ -151,27 +145,19 @@ def _buffer(
         output = outputs[argument.index]
         contents = output.reshape(-1).view(np.uint8)
         state = np.full(contents.nbytes, _VALID if is_initialised else 0, np.uint8)
-        return _GuardedBuffer(
-            argument, contents, state, output.itemsize, _align(output.nbytes, output.itemsize, align)
-        ), 0
+        return _GuardedBuffer(argument, contents, state, output.itemsize, align), 0
     array = inputs[argument.index]
     if argument.kind == "in":
         contents, belongs, offset = array.memory()
-        item = array.elements.itemsize
         state = np.where(belongs, _VALID, _VALID | _FOREIGN).astype(np.uint8)
-        return _GuardedBuffer(argument, contents, state, item, _align(contents.nbytes, item, align)), offset
+        return _GuardedBuffer(argument, contents, state, array.elements.itemsize, align), offset
     values = {
         "shape": np.array(array.shape, np.int32),
         "strides": np.array(array.strides, np.int64),
         "ndim": np.array([len(array.shape)], np.int32),
     }[argument.kind]
     contents = values.view(np.uint8)
-    return _GuardedBuffer(argument, contents, np.full(contents.nbytes, _VALID, np.uint8), values.itemsize, 16), 0
-
-
-def _align(nbytes: int, item: int, requested: int | None) -> int:
-    """Start address: aligned for vectors if the size allows it with the end at the guard page, else to the element."""
-    return max(requested or (16 if nbytes % 16 == 0 else item), item)
+    return _GuardedBuffer(argument, contents, np.full(contents.nbytes, _VALID, np.uint8), values.itemsize), 0
 
 
 def _run(
@@ -192,7 +178,7 @@ def _run(
     state.grid[:], state.threadgroup[:] = grid, threadgroup
     state.check, state.strict, state.order = int(compiled.check), int(options.strict), options.order
     state.threadgroup_limit = options.threadgroup_limit
-    state.n_buffers, state.n_sites = len(buffers), n_sites
+    state.n_buffers = len(buffers)
     state.buffers, state.sites, state.site_counts = structures, sites, counts
     with _LOCK:
         start = time.perf_counter()

@@ -54,7 +54,7 @@ struct Launch {
   Entry entry;
   void **arguments;
   u32 grid[3], threadgroup[3];
-  u32 check, strict, order, threadgroup_limit, n_buffers, n_sites;
+  u32 check, strict, order, threadgroup_limit, n_buffers;
   Buffer *buffers;
   Site *sites;
   u64 *site_counts;
