@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from mlxlin_cli import peer
-from mlxlin_cli.peer import Worker
-from mlxlin_cli.record import Record, compare, read_record
 
 import mlxlin
 from mlxlin.bench import Plan, Row
+from mlxlin_cli import peer
+from mlxlin_cli.peer import Worker
+from mlxlin_cli.record import Record, compare, read_record
 
 QUICK = ["bench", "-p", "16,32", "-n", "3", "-r", "2"]
 

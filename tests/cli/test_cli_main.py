@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from mlxlin_cli import main
 
 import mlxlin
+from mlxlin_cli import main
 
 HEAVY = ("mlx", "numpy", "rich", "prompt_toolkit", "jinja2", "tokenizers", "huggingface_hub", "matplotlib")
 
