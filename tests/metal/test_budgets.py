@@ -95,7 +95,7 @@ def test_chunk_with_one_decay_per_head(columns: int, loads: float, issued: int) 
     Budget(
         unique=2 * STATE + INPUTS + OUTPUT + triangles + small,
         issued=issued,
-        flops=135_000,
+        flops=200_000,
         simd=12_000,
         products=state_products(reads=3, triangles=2, columns=columns),
         loads=loads,
@@ -106,7 +106,7 @@ def test_chunk_with_one_decay_per_head(columns: int, loads: float, issued: int) 
 
 @pytest.mark.parametrize(
     ("rule", "reads", "triangles", "issued"),
-    [("gated", 2, 1, 760_000), ("kda", 3, 2, 1_160_000), ("dplr", 4, 4, 1_530_000)],
+    [("gated", 2, 1, 850_000), ("kda", 3, 2, 1_160_000), ("dplr", 4, 4, 1_530_000)],
 )
 def test_chunk_with_one_decay_per_channel(rule: str, reads: int, triangles: int, issued: int) -> None:
     x = arguments(prefill_case(rule).inputs())
@@ -129,7 +129,7 @@ def test_chunk_with_one_decay_per_channel(rule: str, reads: int, triangles: int,
     Budget(
         unique=2 * STATE + decayed + stored + T * HV * V * 2 + OUTPUT + small,
         issued=issued,
-        flops=100_000,
+        flops=150_000,
         simd=16_000,
         products=state_products(reads, triangles, columns=2),
         loads=0.65,
@@ -143,7 +143,7 @@ def test_scan() -> None:
     Budget(
         unique=2 * state + 8 * (2 * 128 + 2 * 2 * 128) * 2 + 1_000,
         issued=2 * state + 8 * rows * (8 * 2 * 128 * 2 + 32 * 4 * 3),
-        flops=1_900_000,
+        flops=int(1.05 * 8 * 8 * 2 * 128 * 128),  # decay, read, write and query: an fma each per element
         simd=8 * rows * 4,  # two sums of two shuffles per token
     ).check(launch)
 
@@ -173,7 +173,7 @@ def test_decode_reads_and_writes_the_state_once() -> None:
     Budget(
         unique=2 * state + channels + 3 * 16 * 128 * 2 + 2_000,
         issued=2 * state + 3 * channels,
-        flops=2_000_000,
+        flops=int(1.08 * 8 * 16 * 128 * 128),
         simd=16 * (2 + 128 // 8 * 5 + 2),
         barriers=2 * 16,
         threadgroup=4 * (3 * 128 + 2),

@@ -1,0 +1,84 @@
+"""Every head size with every rule, through both recurrence kernels: `pytest -m full tests/metal` (an hour or two).
+
+The default tests cover the same features in pairs. Groups, dtypes and token counts turn with the sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from mlxlin.backend import mx
+from mlxlin.metal.recurrence import SIZES, VALUE_SIZES
+from mlxlin.recurrences import RULES, probe
+
+from .cases import Case
+from .conftest import emulated
+from .test_chunk import LENGTHS, assert_chunk_equals_reference
+from .test_scan import assert_scan_equals_reference
+
+pytestmark = pytest.mark.full
+
+DTYPES = (mx.float32, mx.bfloat16, mx.float16)
+RULES_AND_DECAYS = [(rule.name, decay) for rule in RULES.values() for decay in rule.decays]
+
+
+def case_of(turn: int, rule: str, decay: str, K: int, V: int) -> Case:
+    return Case(
+        rule,
+        T=LENGTHS[turn % len(LENGTHS)],
+        B=1 + turn % 2,
+        groups=1 + turn % 4,
+        K=K,
+        V=V,
+        dtype=DTYPES[turn % 3],
+        decay=decay,
+        keys=("random", "correlated")[turn % 2],
+        gates=("mixed", "mild")[turn // 2 % 2],
+        beta=(None, 2.0, 0.5)[turn % 3],
+        substeps=1 + turn % 3 if RULES[rule].substeps else 1,
+        strided=turn % 5 == 0,
+    )
+
+
+CASES = [
+    case_of(turn, rule, decay, K, V)
+    for turn, ((rule, decay), K, V) in enumerate(product(RULES_AND_DECAYS, SIZES, VALUE_SIZES))
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scan(case: Case) -> None:
+    assert_scan_equals_reference(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunk(case: Case) -> None:
+    assert_chunk_equals_reference(case)
+
+
+@pytest.mark.parametrize(("rule", "decay"), RULES_AND_DECAYS)
+@pytest.mark.parametrize("metal", [320, 400, 410])
+def test_every_language_version(rule: str, decay: str, metal: int) -> None:
+    with emulated(metal=metal):
+        case = Case(rule, T=35, decay=decay, gates="mixed", keys="correlated")
+        assert_scan_equals_reference(case)
+        assert_chunk_equals_reference(case)
+
+
+@pytest.mark.parametrize(("rule", "decay"), RULES_AND_DECAYS)
+def test_every_schedule(rule: str, decay: str) -> None:
+    for order in range(8):
+        with emulated(order=order):
+            assert_chunk_equals_reference(Case(rule, T=35, decay=decay, gates="mixed", keys="correlated"))
+
+
+def test_every_kind_of_sample_the_probe_uses() -> None:
+    from mlxlin.recurrences import kernels
+    from mlxlin.recurrences.samples import sample
+
+    for (rule, decay), dtype in product(RULES_AND_DECAYS, DTYPES):
+        x = sample(rule, decay, 64, 64, 2, 35, dtype)  # type: ignore[arg-type]
+        assert probe.complaint(kernels.scan, x) == ""
+        assert probe.complaint(kernels.chunk, x) == ""
