@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mlxlin.models.blocks import Embedding, Linear, Matrix, Norm
 from mlxlin.models.decoder import Layer
 from mlxlin.models.mixers.step import Step
 from mlxlin.models.params import Params
+from mlxlin.models.spec import NormSpec
 
 _HEAD_ROWS = 1 << 14  # vocabulary entries whose logits are computed at a time
 
@@ -44,17 +46,25 @@ class Layerwise:
         arrays = self._rows(item, item.read(), mx.array(rows))
         matrix = Matrix.take(self._params([item], arrays), "embed")
         x = Embedding(matrix, self._plan.dtype)(mx.array(where.reshape(1, -1).astype(np.int32)))
+        if self.spec.embed_norm is not None:
+            x = self._norm("embed_norm", self.spec.embed_norm)(x)
         mx.eval(x)
         return x
 
     def layer(self, index: int, x: mx.array, items: list[Item] | None = None) -> mx.array:
         """Layer `index` on x [1, T, D]; `items` replaces its parameters."""
+        step = self._step if items is None else replace(self._step)  # a layer tried out leaves nothing for others
         items = self.items(index) if items is None else items
         arrays: Arrays = {}
         for item in items:
             arrays.update(self._plan.read(item))
-        layer = Layer(self.spec.layers[index], self._params(items, arrays).at(f"layers.{index}"), self._plan.dtype)
-        y, _ = layer(x, layer.mixer.fresh(1), self._step)
+        layer = Layer(
+            self.spec.layers[index],
+            self.spec.width,
+            self._params(items, arrays).at(f"layers.{index}"),
+            self._plan.dtype,
+        )
+        y, _ = layer(x, layer.fresh(1), step)
         mx.eval(y)
         return y
 
@@ -77,12 +87,14 @@ class Layerwise:
 
     def logits(self, x: mx.array) -> mx.array:
         """Logits [T, vocab] of the last layer's output, float32; the head is computed in blocks of rows."""
-        arrays: Arrays = {}
-        for item in self._items["norm"]:
-            arrays.update(self._plan.read(item))
-        x = Norm(self.spec.norm, self._params(self._items["norm"], arrays).at("norm"))(x)[0]
-        blocks = list(self._head_blocks(x))
+        blocks = list(self._head_blocks(self._norm("norm", self.spec.norm)(x)[0]))
         return mx.concatenate(blocks, axis=-1)
+
+    def _norm(self, part: str, spec: NormSpec) -> Norm:
+        arrays: Arrays = {}
+        for item in self._items[part]:
+            arrays.update(self._plan.read(item))
+        return Norm(spec, self._params(self._items[part], arrays).at(part))
 
     def _head_blocks(self, x: mx.array) -> Iterator[mx.array]:
         (item,) = self._items["embed" if self.spec.tied else "head"]

@@ -30,6 +30,7 @@ FAMILIES = (
     "kda",
     "linear_attn",
     "retnet",
+    "rwkv7",
 )
 
 

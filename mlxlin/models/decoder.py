@@ -12,19 +12,24 @@ from mlxlin.models.blocks import Embedding, Linear, Matrix, Mlp, Norm
 from mlxlin.models.fingerprint import fingerprint
 from mlxlin.models.mixers.attention import Attention, attention_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
-from mlxlin.models.mixers.step import Mixer, Step
+from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
+from mlxlin.models.mixers.step import Mixer, Step, recurrent
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table, under
-from mlxlin.models.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
+from mlxlin.models.spec import AttentionSpec, ChannelMixSpec, LayerSpec, LinearSpec, ModelSpec, Rwkv7Spec
 from mlxlin.state import LayerState, State
 
 Logits = Literal["all", "last", "none"]
 Lengths = Sequence[int] | mx.array
 Tokens = Sequence[Sequence[int]] | mx.array
 
+_SHIFT = "mlp_shift"  # state of a feed-forward part with a token shift, beside its mixer's
+
 
 def parameters(spec: ModelSpec) -> Table:
     """Every parameter of a model: name -> shape and role, in the order of use."""
     table: Table = {"embed.weight": Parameter((spec.vocab, spec.width), "embedding")}
+    if spec.embed_norm is not None:
+        table.update(under("embed_norm", Norm.parameters(spec.embed_norm, spec.width)))
     for index, layer in enumerate(spec.layers):
         table.update(under(f"layers.{index}", _layer_parameters(layer, spec.width)))
     table.update(under("norm", Norm.parameters(spec.norm, spec.width)))
@@ -34,38 +39,65 @@ def parameters(spec: ModelSpec) -> Table:
 
 
 def _layer_parameters(layer: LayerSpec, width: int) -> Table:
-    mixer = layer.mixer
-    own = linear_parameters(mixer, width) if isinstance(mixer, LinearSpec) else attention_parameters(mixer, width)
+    mlp = layer.mlp
+    feed_forward = channel_mix_parameters(mlp, width) if isinstance(mlp, ChannelMixSpec) else Mlp.parameters(mlp, width)
     return {
         **under("mixer_norm", Norm.parameters(layer.norm, width)),
-        **under("mixer", own),
+        **under("mixer", _mixer_parameters(layer.mixer, width)),
         **under("mlp_norm", Norm.parameters(layer.norm, width)),
-        **under("mlp", Mlp.parameters(layer.mlp, width)),
+        **under("mlp", feed_forward),
     }
+
+
+def _mixer_parameters(spec: LinearSpec | AttentionSpec | Rwkv7Spec, width: int) -> Table:
+    if isinstance(spec, LinearSpec):
+        return linear_parameters(spec, width)
+    return rwkv7_parameters(spec, width) if isinstance(spec, Rwkv7Spec) else attention_parameters(spec, width)
 
 
 class Layer:
     """A mixer and a feed-forward part, each beside a residual path."""
 
-    def __init__(self, spec: LayerSpec, params: Params, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: LayerSpec, width: int, params: Params, dtype: mx.Dtype) -> None:
         self._post_norm = spec.post_norm
         self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
         self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
-        self.mixer = _mixer(spec.mixer, params.at("mixer"), dtype)
-        self._mlp = Mlp(spec.mlp, params.at("mlp"))
+        self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
+        self._mlp: Mlp | ChannelMix
+        if isinstance(spec.mlp, ChannelMixSpec):
+            self._mlp = ChannelMix(params.at("mlp"), width, dtype)
+        else:
+            self._mlp = Mlp(spec.mlp, params.at("mlp"))
+
+    def fresh(self, batch: int) -> LayerState:
+        """The state before the first token."""
+        state = self._mixer.fresh(batch)
+        return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
 
     def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
         """x [B, T, D] -> [B, T, D] and the layer's new state."""
+        old = state
         if self._post_norm:
-            mixed, state = self.mixer(x, state, step)
+            mixed, state = self._mixer(x, state, step)
             x = x + self._mixer_norm(mixed)
-            return x + self._mlp_norm(self._mlp(x)), state
-        mixed, state = self.mixer(self._mixer_norm(x), state, step)
+            mixed, state = self._feed_forward(x, old, state, step)
+            return x + self._mlp_norm(mixed), state
+        mixed, state = self._mixer(self._mixer_norm(x), state, step)
         x = x + mixed
-        return x + self._mlp(self._mlp_norm(x)), state
+        mixed, state = self._feed_forward(self._mlp_norm(x), old, state, step)
+        return x + mixed, state
+
+    def _feed_forward(self, x: mx.array, old: LayerState, new: LayerState, step: Step) -> tuple[mx.array, LayerState]:
+        """The feed-forward part of x, and `new` with what it remembers."""
+        if not isinstance(self._mlp, ChannelMix):
+            return self._mlp(x), new
+        y, last = self._mlp(x, recurrent(old)[_SHIFT], step)
+        return y, {**recurrent(new), _SHIFT: last}
 
 
-def _mixer(spec: LinearSpec | AttentionSpec, params: Params, dtype: mx.Dtype) -> Mixer:
+def _mixer(spec: LinearSpec | AttentionSpec | Rwkv7Spec, width: int, params: Params, dtype: mx.Dtype) -> Mixer:
+    if isinstance(spec, Rwkv7Spec):
+        return Rwkv7(spec, params, width, dtype)
     return LinearMixer(spec, params, dtype) if isinstance(spec, LinearSpec) else Attention(spec, params, dtype)
 
 
@@ -97,10 +129,11 @@ class Model:
         assert self._norm.weight is not None
         self.dtype: mx.Dtype = self._norm.weight.dtype
         self._embed = Embedding(Matrix.take(taken, "embed"), self.dtype)
+        self._embed_norm = Norm(spec.embed_norm, taken.at("embed_norm")) if spec.embed_norm is not None else None
         self._head = Linear(self._embed.matrix if spec.tied else Matrix.take(taken, "head"))
         self._layers: list[Layer] = []
         for index, layer in enumerate(spec.layers):
-            self._layers.append(Layer(layer, taken.at(f"layers.{index}"), self.dtype))
+            self._layers.append(Layer(layer, spec.width, taken.at(f"layers.{index}"), self.dtype))
             taken.settle()
         taken.finish()
         self._has_keys = any(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers)
@@ -124,7 +157,7 @@ class Model:
 
     def fresh(self, batch: int = 1) -> State:
         """The state before the first token, for `batch` rows."""
-        layers = tuple(layer.mixer.fresh(batch) for layer in self._layers)
+        layers = tuple(layer.fresh(batch) for layer in self._layers)
         return State(layers, mx.zeros((batch,), dtype=mx.int32))
 
     def __call__(
@@ -163,6 +196,8 @@ class Model:
 
     def _run(self, ids: mx.array, before: State, step: Step) -> tuple[mx.array, State]:
         x = self._embed(ids)
+        if self._embed_norm is not None:
+            x = self._embed_norm(x)
         layers: list[LayerState] = []
         for layer, old in zip(self._layers, before.layers, strict=True):
             x, new = layer(x, old, step)

@@ -83,11 +83,11 @@ class LinearSpec:
     """A recurrent mixer of the linear-attention family; `rule` is the name `mlxlin.recurrences.run` knows.
 
     conv: taps of a depthwise causal convolution over the projected q, k and v, 0 for none; the activations sit behind
-        it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog and t2r (shared by q and
-        k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is one) or none. simplex_q,
-        simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and decay projections,
-        repeated to `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one where
-        `beta_projection` is off.
+        it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog
+        and t2r (shared by q and k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is
+        one) or none. simplex_q, simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and
+        decay projections, repeated to `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one
+        where `beta_projection` is off.
     """
 
     rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "kda", "delta_product"]
@@ -139,6 +139,33 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class Rwkv7Spec:
+    """RWKV-7's time mixing. Ranks are those of its low-rank projections.
+
+    value_rank: 0 in the layer whose values the others are drawn towards. eps: of the norm of each head. key_eps: added
+    to the sum of squares of the keys that are taken out of the state.
+    """
+
+    heads: int
+    head_dim: int
+    decay_rank: int
+    rate_rank: int
+    value_rank: int
+    gate_rank: int
+    eps: float
+    key_eps: float
+    kind: Literal["rwkv7"] = "rwkv7"
+
+
+@dataclass(frozen=True)
+class ChannelMixSpec:
+    """RWKV-7's feed-forward, with a token shift before it: value(relu(key x)^2)."""
+
+    hidden: int
+    kind: Literal["channel_mix"] = "channel_mix"
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """Gated feed-forward, down(silu(gate x) * up x)."""
 
@@ -150,8 +177,8 @@ class MlpSpec:
 class LayerSpec:
     """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts."""
 
-    mixer: LinearSpec | AttentionSpec
-    mlp: MlpSpec
+    mixer: LinearSpec | AttentionSpec | Rwkv7Spec
+    mlp: MlpSpec | ChannelMixSpec
     norm: NormSpec
     post_norm: bool = False
 
@@ -164,6 +191,7 @@ class ModelSpec:
         family: name of the family module that wrote this.
         context: tokens the model was trained for.
         tied: the head is the embedding.
+        embed_norm: of the embedded tokens, before the first layer.
     """
 
     family: str
@@ -173,6 +201,7 @@ class ModelSpec:
     norm: NormSpec
     tied: bool
     context: int
+    embed_norm: NormSpec | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for json.dump; fields at their default are left out."""

@@ -58,6 +58,8 @@ def _attention_heads(place: Place) -> int:
 
 COPY = Operation(lambda arrays, place: _only(arrays), rowwise=True)
 CONCAT = Operation(lambda arrays, place: mx.concatenate(arrays, axis=0), rowwise=True)
+ROWS = Operation(lambda arrays, place: mx.concatenate([a.reshape(-1, a.shape[-1]) for a in arrays], axis=0))
+TRANSPOSED = Operation(lambda arrays, place: mx.contiguous(_only(arrays).T))
 FLAT = Operation(lambda arrays, place: _only(arrays).reshape(-1))
 ONE_PLUS = Operation(lambda arrays, place: _only(arrays) + (0 if place.mlx_layout else 1))
 CONV = Operation(_conv)  # one or several [C, 1, W] or [C, W, 1], behind each other in C -> [W, C]

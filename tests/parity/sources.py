@@ -84,6 +84,13 @@ def _qwen(size: Sizes) -> dict[str, Any]:
     }
 
 
+_RANKS: dict[str, Any] = {
+    "decay_low_rank_dim": lambda size: size(8, 12),
+    "a_low_rank_dim": lambda size: size(12, 8),
+    "v_low_rank_dim": lambda size: size(4, 16),
+    "gate_low_rank_dim": lambda size: size(16, 4),
+}
+
 CASES: dict[str, Case] = {
     "qwen3_5": Case("transformers", "Qwen3_5Text", _qwen),
     "qwen3_5-layout": Case(
@@ -173,6 +180,8 @@ CASES: dict[str, Case] = {
         tie_word_embeddings=True,
     ),
     "hgrn2-heads": _fla("HGRN2", True, expand_ratio=None, num_heads=lambda s: s(2, 4), elementwise_affine=False),
+    "rwkv7": _fla("RWKV7", head_dim=16, **_RANKS),
+    "rwkv7-norms": _fla("RWKV7", head_dim=8, fuse_norm=False, tie_word_embeddings=True, **_RANKS),
     "retnet": _fla("RetNet", num_heads=2),
     "retnet-gqa": _fla("RetNet", num_heads=4, num_kv_heads=2, fuse_norm=False, attn=_hybrid(), feature_map="relu"),
     "linear_attn": _fla("LinearAttention", num_heads=2, expand_v=1.5),

@@ -20,12 +20,14 @@ class Step:
         lengths: real tokens of each row, [B] int32; None when all T are real.
         slots: position of every key slot including the new ones, [B, S] int32, -1 for padding; None while slot and
             position agree.
+        first_value: values of the first layer, where later ones use them, [B, T, D].
     """
 
     length: int
     positions: mx.array
     lengths: mx.array | None = None
     slots: mx.array | None = None
+    first_value: mx.array | None = None
     _masks: dict[int | None, mx.array] = field(default_factory=dict)
 
     def ragged_mask(self, window: int | None) -> mx.array:
