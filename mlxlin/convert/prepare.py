@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, InputError, NumericsError, UnsupportedError
-from mlxlin.models import Family, ModelSpec, Plan, QuantSpec, Role, Target, find, parameters, translate
+from mlxlin.models import Family, ModelSpec, Plan, QuantSpec, Role, Target, find, parameters, rwkv7, translate
 
 from .formats import Source, Tensor
 from .formats.tensor import DTYPES, dtype_name
@@ -111,6 +111,8 @@ def prepare(source: Source, recipe: Recipe, dtype: mx.Dtype | None = None) -> Pr
         CheckpointError: tensors missing, unknown or of the wrong shape.
         InputError: a recipe for a checkpoint that is already quantised.
     """
+    if not source.config:  # a bare `.pth`: RWKV's are published so
+        source = replace(source, config=rwkv7.config_of(source.tensors))
     family = find(source.config)
     source = _rearrangeable(source, family)
     plan = translate(family, family.spec(source.config), source.tensors)

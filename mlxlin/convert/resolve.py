@@ -44,11 +44,13 @@ def local_path(source: str | Path, revision: str | None = None) -> Path | None:
         InputError: a revision for something on this machine.
     """
     path = DEMO if str(source) == "demo" else Path(source).expanduser()
-    if path.exists():
+    if str(source) and path.exists():
         if revision is not None:
             raise InputError(f"{source} is on this machine; only hub ids have revisions.", "Leave --revision out.")
         return path
     text = str(source)
+    if not text:
+        raise CheckpointError("The name of the model is empty.", "Give a folder, a hub id like owner/name, or demo.")
     if isinstance(source, str) and (text in ALIASES or is_repo_id(split_id(text)[0])):
         return None
     if isinstance(source, Path) or "/" in text or text.startswith((".", "~")):

@@ -23,7 +23,9 @@ from mlxlin.backend import mx
 from mlxlin.convert import convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.loader import load_model
 from tests.convert.checkpoints import CONFIG, logits, same, save, weights
+from tests.models.golden import FIXTURES
 
 DATA = Path(__file__).parent / "data"
 BASE = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -190,3 +192,50 @@ def test_several_models_in_one_folder_need_a_choice(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a.pth, b.pth"):
         open_checkpoint(tmp_path)
     assert set(open_checkpoint(tmp_path / "b.pth").tensors) == {"w"}
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_b12_a_bare_rwkv_file_converts_without_a_config(tmp_path: Path, bits: int | None) -> None:
+    """Names and layouts of BlinkDL's files, made from the checkpoint of the same model in the other spelling."""
+    folder = FIXTURES / "rwkv7"
+    settings = json.loads((folder / "config.json").read_text())
+    source = {name: np.array(tensor.read()) for name, tensor in open_checkpoint(folder).tensors.items()}
+    file = tmp_path / "rwkv7-tiny.pth"
+    save_torch(file, blink(source, settings["num_hidden_layers"]))
+    tokens = mx.array([[1, 5, 9, 33, 60]])
+    convert_checkpoint(file, tmp_path / "out", bits=bits)
+    raw, converted = (
+        load_model(path, **options)(tokens)[0] for path, options in ((file, {"bits": bits}), (tmp_path / "out", {}))
+    )
+    assert raw is not None and converted is not None and same(raw, converted)
+    if bits is None:
+        expected, _ = load_model(save(tmp_path / "plain", source, {**settings, "fuse_norm": False}))(tokens)
+        assert expected is not None and float(mx.abs(raw - expected).max()) < 1e-5
+
+
+def blink(source: dict[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
+    made = {"emb.weight": source["model.embeddings.weight"], "head.weight": source["lm_head.weight"]}
+    for part in ("weight", "bias"):
+        made[f"ln_out.{part}"] = source[f"model.norm.{part}"]
+        made[f"blocks.0.ln0.{part}"] = source[f"model.layers.0.pre_norm.{part}"]
+    for i in range(layers):
+        ours, theirs = f"blocks.{i}.", f"model.layers.{i}."
+        for part in ("weight", "bias"):
+            made[f"{ours}ln1.{part}"] = source[f"{theirs}attn_norm.{part}"]
+            made[f"{ours}ln2.{part}"] = source[f"{theirs}ffn_norm.{part}"]
+            made[f"{ours}att.ln_x.{part}"] = source[f"{theirs}attn.g_norm.{part}"]
+        for name, full in {"r": "receptance", "k": "key", "v": "value", "o": "output"}.items():
+            made[f"{ours}att.{full}.weight"] = source[f"{theirs}attn.{name}_proj.weight"]
+        for name in ("k_k", "k_a", "r_k", *(f"x_{letter}" for letter in "rwkvag")):
+            made[f"{ours}att.{name}"] = source[f"{theirs}attn.{name}"]
+        for name in "wavg":
+            if f"{theirs}attn.{name}_lora.lora.0.weight" not in source:
+                continue
+            made[f"{ours}att.{name}1"] = source[f"{theirs}attn.{name}_lora.lora.0.weight"].T
+            made[f"{ours}att.{name}2"] = source[f"{theirs}attn.{name}_lora.lora.2.weight"].T
+            if f"{theirs}attn.{name}_lora.lora.2.bias" in source:
+                made[f"{ours}att.{name}0"] = source[f"{theirs}attn.{name}_lora.lora.2.bias"]
+        made[f"{ours}ffn.x_k"] = source[f"{theirs}ffn.x_k"]
+        for name in ("key", "value"):
+            made[f"{ours}ffn.{name}.weight"] = source[f"{theirs}ffn.{name}.weight"]
+    return {name: np.ascontiguousarray(array) for name, array in made.items()}

@@ -198,6 +198,11 @@ def test_a_model_that_does_not_exist(server: Hub) -> None:
         resolve("owner/nothing")
 
 
+def test_an_empty_name_is_not_the_current_folder(server: Hub) -> None:
+    with pytest.raises(CheckpointError, match="is empty"):
+        mlxlin.load("")
+
+
 @pytest.mark.parametrize("name", ["/no/such/dir", "a/b/c", "./here", "~/nothing-here", "x.gguf/y/z"])
 def test_b64_a_path_that_does_not_exist_asks_nobody(server: Hub, name: str) -> None:
     with pytest.raises(CheckpointError, match="There is no such file or directory") as caught:
