@@ -204,9 +204,7 @@ def test_b12_a_bare_rwkv_file_converts_without_a_config(tmp_path: Path, bits: in
     save_torch(file, blink(source, settings["num_hidden_layers"]))
     tokens = mx.array([[1, 5, 9, 33, 60]])
     convert_checkpoint(file, tmp_path / "out", bits=bits)
-    raw, converted = (
-        load_model(path, **options)(tokens)[0] for path, options in ((file, {"bits": bits}), (tmp_path / "out", {}))
-    )
+    raw, converted = (model(tokens)[0] for model in (load_model(file, bits=bits), load_model(tmp_path / "out")))
     assert raw is not None and converted is not None and same(raw, converted)
     if bits is None:
         expected, _ = load_model(save(tmp_path / "plain", source, {**settings, "fuse_norm": False}))(tokens)

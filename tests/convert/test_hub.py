@@ -269,6 +269,16 @@ def test_pytorch_files_on_the_hub(server: Hub, tmp_path: Path) -> None:
         logits("owner/pth/c.pth")
 
 
+def test_a_bare_pth_without_a_config_is_complete(server: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    save_torch(folder / "rwkv.pth", weights())
+    server.add("owner/bare", folder)
+    assert (hub.fetch("owner/bare") / "rwkv.pth").is_file()
+    with pytest.raises(CheckpointError, match="model_type"):
+        mlxlin.describe("owner/bare")
+
+
 def test_only_foreign_formats_on_the_hub_are_refused_by_name(server: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "gguf"
     folder.mkdir()

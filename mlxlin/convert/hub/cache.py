@@ -79,7 +79,7 @@ def downloaded() -> list[Downloaded]:
 
 def missing_file(folder: Path, only: str | None = None) -> str | None:
     """What a downloaded model lacks before it can be loaded; None when it is complete."""
-    if not (folder / "config.json").is_file() and only is None:
+    if only is None and not (folder / "config.json").is_file() and not any(folder.glob("*.pth")):
         return "config.json"
     if only is not None:
         return None if (folder / only).is_file() else only
