@@ -220,7 +220,7 @@ def _back_end(module: Path, target: Path, *options: str) -> None:
 
 def _fast(module: Path, folder: Path) -> None:
     _back_end(module, folder / "kernel.o", "-O2", *_PASSES, "-c")
-    link([folder / "kernel.o"], folder / "kernel.so")
+    _finish(folder)
 
 
 def _checked(module: Path, folder: Path) -> None:
@@ -230,4 +230,11 @@ def _checked(module: Path, folder: Path) -> None:
     checked.write_text(text)
     (folder / "sites.json").write_text(json.dumps(sites))
     _back_end(checked, folder / "kernel.o", "-O0", "-c")
+    _finish(folder)
+    optimised.unlink()
+    checked.unlink()
+
+
+def _finish(folder: Path) -> None:
     link([folder / "kernel.o"], folder / "kernel.so")
+    (folder / "kernel.o").unlink()

@@ -213,6 +213,7 @@ extern "C" {
 
 // element: size of the scalars it consists of, a power of two
 void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const char *name, u32 is_zeroed, u32 site) {
+  if (id >= MAX_VARIABLES) fail("line %u:%u: more than %u threadgroup variables", POSITION(site), MAX_VARIABLES);
   Variable &v = group.variables[id];
   if (v.used) return group.arena + v.offset;
   if (align < 16) align = 16;
@@ -224,7 +225,8 @@ void *mtl_threadgroup_variable(u32 id, u64 size, u64 align, u32 element, const c
          (unsigned long)group.arena_used, launch->threadgroup_limit);
   u64 offset = (group.arena_top + 127) / 128 * 128 + 64;  // red zones of 64 bytes or more
   group.arena_top = offset + size + 64;
-  if (group.arena_top > ARENA_BYTES) fail("threadgroup arena of the emulator exhausted");
+  if (group.arena_top > ARENA_BYTES)
+    fail("line %u:%u: '%s' does not fit the emulator's threadgroup memory", POSITION(site), name);
   v = {true, offset, size, name};
   u8 state = (u8)(__builtin_ctz(element) << ELEMENT_SHIFT | INSIDE | (is_zeroed ? INITIALISED : 0));
   memset(group.arena_state + offset, state, size);
@@ -242,6 +244,7 @@ void mtl_check(const void *address, u32 site) {
 // memcpy, memmove and memset: like mtl_check, with the length known only now
 void mtl_check_range(const void *address, u64 size, u32 site) {
   group.launch->site_counts[site]++;
+  check_pending_store();
   Site s = group.launch->sites[site];
   s.size = (u32)size;
   check_access(address, s, true);
