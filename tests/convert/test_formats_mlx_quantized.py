@@ -71,6 +71,7 @@ def test_exceptions_per_matrix_are_obeyed(tmp_path: Path) -> None:
         "lm_head": False,
     }
     stored, plain = quantised(specs, NARROW)
+    specs["model.layers.0.linear_attn.in_proj_a"] = {"group_size": None, "bits": 8, "mode": "affine"}  # as tools write
     save(tmp_path / "q", stored, {**CONFIG, "quantization": {**NARROW, "mode": "affine", **specs}})
     assert same(logits(tmp_path / "q"), logits(save(tmp_path / "plain", plain)))
     convert_checkpoint(tmp_path / "q", tmp_path / "out")

@@ -40,11 +40,12 @@ def check_spec(spec: QuantSpec, name: str) -> QuantSpec:
 
 def read_spec(settings: Mapping[str, Any], name: str, default: QuantSpec | None = None) -> QuantSpec:
     """A QuantSpec from a config's {"bits", "group_size", "mode"}."""
-    mode = settings.get("mode", default.mode if default else "affine")
+    given = {key: value for key, value in settings.items() if value is not None}
+    mode = given.get("mode", default.mode if default else "affine")
     bits, groups = MODES.get(mode, MODES["affine"])
     spec = QuantSpec(
-        int(settings.get("bits", default.bits if default else 4 if 4 in bits else bits[0])),
-        int(settings.get("group_size", default.group_size if default else 64 if 64 in groups else groups[0])),
+        int(given.get("bits", default.bits if default else 4 if 4 in bits else bits[0])),
+        int(given.get("group_size", default.group_size if default else 64 if 64 in groups else groups[0])),
         str(mode),
     )
     return check_spec(spec, name)
@@ -74,9 +75,18 @@ def read_specs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> di
             override = settings.get(module, {})
             if override is False:
                 raise CheckpointError(f"The config says {module} is not quantised, but it has scales.")
+            if "group_size" in override and override["group_size"] is None:  # MLX tools write so: the mode's own
+                override = {
+                    **override,
+                    "group_size": _group_size(module, tensors, override.get("bits") or default.bits),
+                }
             specs[module] = read_spec(override, module, default)
             _check_shapes(module, tensors, specs[module])
     return specs
+
+
+def _group_size(module: str, tensors: Mapping[str, Tensor], bits: int) -> int:
+    return tensors[f"{module}.weight"].shape[-1] * 32 // bits // max(1, tensors[f"{module}.scales"].shape[-1])
 
 
 def unpacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> Tensor:
