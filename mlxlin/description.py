@@ -15,7 +15,7 @@ from mlxlin.memory import available_bytes
 from mlxlin.models import ModelSpec, QuantSpec, parameters
 from mlxlin.models.decoder import Layer
 from mlxlin.models.params import Params
-from mlxlin.models.spec import AttentionSpec, LinearSpec, Rwkv7Spec
+from mlxlin.models.spec import LayerSpec, LinearSpec
 from mlxlin.state import State
 
 
@@ -97,7 +97,7 @@ def describe(source: str | Path, *, bits: int | None = None, revision: str | Non
         format=prepared.format,
         spec=spec,
         dtype=dtype,
-        layers=dict(Counter(_kind(layer.mixer) for layer in spec.layers)),
+        layers=dict(Counter(_kind(layer) for layer in spec.layers)),
         parameter_count=prepared.parameter_count,
         stored_bytes=prepared.nbytes,
         memory_bytes=next((p.nbytes for p in plans if p.nbytes <= room), plans[-1].nbytes),
@@ -126,5 +126,5 @@ def state_sizes(spec: ModelSpec, dtype: mx.Dtype) -> tuple[int, int]:
     return state.recurrent_nbytes, sum(layer.row_nbytes for layer in state.keys_values())
 
 
-def _kind(mixer: LinearSpec | AttentionSpec | Rwkv7Spec) -> str:
-    return mixer.rule if isinstance(mixer, LinearSpec) else mixer.kind
+def _kind(layer: LayerSpec) -> str:
+    return layer.mixer.rule if isinstance(layer.mixer, LinearSpec) else layer.mixer.kind
