@@ -18,7 +18,8 @@ from mlxlin.store import PrefixStore
 from mlxlin.timeline import Timeline, common_prefix
 from mlxlin.tokenizer import Tokenizer
 from tests.scripted import FORGETFUL, PLAIN, Scripted, scripted
-from tests.tiny import HYBRID, RECURRENT, tiny_model
+from tests.test_timeline import TOLERANCE
+from tests.tiny import CONFIGS, HYBRID, RECURRENT, tiny_model
 from tests.tokenizer_folders import world_file
 
 
@@ -38,10 +39,10 @@ def assert_from_scratch(talk: Conversation, model: Scripted) -> None:
     logits, state = model.model([talk.timeline.tokens])
     one, other = talk.timeline.state.arrays(), state.arrays()
     for name in other:
-        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("config", [HYBRID, RECURRENT], ids=["hybrid", "recurrent"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_b17_stripped_thoughts_cost_one_assistant_turn(tmp_path: Path, config: dict[str, Any]) -> None:
     replies = [f"let me think about {n} for a while\n</think>\n\nThe answer is {n}." for n in range(4)]
     talk, model = conversation(tmp_path, FORGETFUL, list(replies), config)
@@ -262,7 +263,7 @@ def test_b43_a_snapshot_is_not_changed_by_what_follows(tmp_path: Path) -> None:
     assert all((np.array(arrays[name]) == array).all() for name, array in before[0].items())
 
 
-@pytest.mark.parametrize("config", [HYBRID, RECURRENT], ids=["hybrid", "recurrent"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_b45_a_saved_conversation_that_lacks_something_is_refused_whole(tmp_path: Path, config: dict[str, Any]) -> None:
     talk, model = conversation(tmp_path, PLAIN, ["one", "two", "three"], config)
     say(talk, "first"), say(talk, "second")

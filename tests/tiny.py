@@ -41,7 +41,21 @@ RECURRENT: dict[str, Any] = {
     "hidden_ratio": 2,
     "max_position_embeddings": 4096,
 }
-CONFIGS = {"hybrid": HYBRID, "recurrent": RECURRENT}
+RWKV7: dict[str, Any] = {
+    "model_type": "rwkv7",
+    "architectures": ["RWKV7ForCausalLM"],
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "a_low_rank_dim": 8,
+    "decay_low_rank_dim": 8,
+    "gate_low_rank_dim": 8,
+    "v_low_rank_dim": 4,
+    "max_position_embeddings": 4096,
+}
+CONFIGS = {"hybrid": HYBRID, "recurrent": RECURRENT, "rwkv7": RWKV7}
 
 
 def tiny_model(config: dict[str, Any], seed: int = 0) -> Model:
