@@ -52,6 +52,13 @@ def test_an_unexpected_library_leaves_mlx_alone(monkeypatch: pytest.MonkeyPatch)
     assert not found.fast and "cblas_sgemm" in found.note
 
 
+@pytest.mark.parametrize(("load", "threads"), [(0.2, 4), (1.4, 3), (2.6, 1), (30.0, 1)])
+def test_no_more_blas_threads_than_idle_processors(monkeypatch: pytest.MonkeyPatch, load: float, threads: int) -> None:
+    monkeypatch.setattr(blas.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(blas.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert blas.idle_cpus() == threads
+
+
 @pytest.mark.parametrize(
     ("machine", "release", "translated", "words"),
     [
