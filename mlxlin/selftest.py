@@ -19,7 +19,7 @@ from mlxlin.metal.layers import add_norm, gated_norm, router_topk
 from mlxlin.metal.mixer import MixerSpec
 from mlxlin.metal.prefill import prefill
 from mlxlin.recurrences import RULES, kernels, run
-from mlxlin.recurrences.mixer import arguments, by_kernel, float64, in_float32, mix
+from mlxlin.recurrences.mixer import arguments, by_kernels, float64, in_float32, mix
 from mlxlin.recurrences.probe import TOLERANCE, relative_error
 from mlxlin.recurrences.reference import scan_float64
 from mlxlin.recurrences.rules import DecayKind, Inputs
@@ -189,7 +189,7 @@ def _decode_check(name: str, spec: MixerSpec, tokens: int, dtype: mx.Dtype) -> C
     x = sample_mixer(spec, 2, tokens, dtype)
 
     def found() -> list[mx.array]:
-        mixed = by_kernel(spec, x)
+        mixed = by_kernels(spec, x)
         return [mixed.y, mixed.S]
 
     def expected() -> list[Float64]:

@@ -1,6 +1,7 @@
-"""A mixer between its projections and its output projection: `decode`, for a few tokens, is the door beside `run`.
+"""A mixer between its projections and its output projection: `advance` is the door beside `run`.
 
-`mix` is the definition in plain operations; on Metal one kernel does the same in one dispatch.
+`mix` is the definition in plain operations. On Metal a few tokens are one kernel, and many are four: what precedes the
+recurrence, its two chunk kernels, norm and gate.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mlxlin.backend import mx, on_metal
 from mlxlin.metal import decode as kernel
 from mlxlin.metal.layers import gated_norm
 from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected, longest, parts
+from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import supports
 
 from .probe import TOLERANCE, relative_error, trusted_by_key
@@ -39,42 +41,55 @@ def rule_of(spec: MixerSpec) -> str:
 
 
 def takes(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
-    """Whether one kernel decodes so many tokens of such a mixer here, and does it right."""
-    fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE
-    if not on_metal() or not fits or not 0 < tokens <= longest(spec, batch):
+    """Whether kernels run so many tokens of such a mixer here, and do it right."""
+    fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE and tokens > 0 and batch > 0
+    few = tokens <= longest(spec, batch)
+    if not on_metal() or not fits or (not few and spec.write == "low_rank"):
         return False
-    key = f"decode-{spec}-parts{parts(spec, batch)}-{str(dtype).rsplit('.', 1)[-1]}"
-    return trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, batch, min(2, longest(spec, batch)), dtype)))
+    key = f"{'decode' if few else 'prefill'}-{spec}-parts{parts(spec, batch)}-{str(dtype).rsplit('.', 1)[-1]}"
+    sampled = min(2, longest(spec, batch)) if few else longest(spec, 1) + 20
+    return trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, batch, sampled, dtype)))
 
 
-def decode(spec: MixerSpec, x: Projected) -> Mixed:
-    """A mixer over a few tokens: by its kernel where `takes` says so, else by `mix`."""
+def advance(spec: MixerSpec, x: Projected) -> Mixed:
+    """A mixer over T tokens: by kernels where `takes` says so, else by `mix`."""
     stream = x.streams[0]
-    return by_kernel(spec, x) if takes(spec, stream.shape[0], stream.shape[1], stream.dtype) else mix(spec, x)
+    return by_kernels(spec, x) if takes(spec, stream.shape[0], stream.shape[1], stream.dtype) else mix(spec, x)
 
 
-def by_kernel(spec: MixerSpec, x: Projected) -> Mixed:
-    """The kernel, and where it splits heads over threadgroups the norm and the gate in a dispatch of their own."""
+def by_kernels(spec: MixerSpec, x: Projected) -> Mixed:
+    """The kernels, whether or not they were checked on this machine."""
+    B, T, _ = x.streams[0].shape
+    if T > longest(spec, B):
+        ready = prefill(spec, x)
+        gates: dict[str, Any] = {"g": ready.g, "beta": ready.beta, "state": x.S, "lengths": x.lengths}
+        y, S = run(rule_of(spec), ready.q, ready.k, ready.v, **gates)
+        assert isinstance(S, mx.array)
+        return Mixed(_finished(spec, x, y), S, ready.memory)
     mixed = kernel.decode(spec, x)
-    B, T, HV, V = mixed.y.shape
-    if parts(spec, B) == 1 or not (spec.norm or x.gate is not None):
-        return mixed
+    return mixed if parts(spec, B) == 1 else replace(mixed, y=_finished(spec, x, mixed.y))
+
+
+def _finished(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
+    """Norm and gate in a dispatch of their own."""
     if not spec.norm or x.norm is None:
-        return replace(mixed, y=finish(spec, x, mixed.y.astype(mx.float32)).astype(mixed.y.dtype))
-    y = mixed.y.reshape(B, T, HV * V)
-    y = gated_norm(y, x.gate, x.norm, spec.eps, activation=spec.gate, groups=HV)
-    return replace(mixed, y=y.reshape(B, T, HV, V))
+        return finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
+    B, T, HV, V = y.shape
+    z = gated_norm(y.reshape(B, T, HV * V), x.gate, x.norm, spec.eps, activation=spec.gate, groups=HV)
+    return z.reshape(y.shape)
 
 
 def complaint(spec: MixerSpec, x: Projected) -> str:
-    """What is wrong with the kernel's results for x; empty where nothing is."""
+    """What is wrong with the kernels' results for x; empty where nothing is."""
     try:
-        found = by_kernel(spec, x)
+        found = by_kernels(spec, x)
         mx.eval(found.y, found.S)
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
-    exact = mix(spec, in_float32(x))
-    pairs = ((found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, TOLERANCE[mx.float32]))
+    exact, (B, T, _) = mix(spec, in_float32(x)), x.streams[0].shape
+    # prefill rounds the inputs of the recurrence to the dtype of the projections, decode rounds none
+    inputs = TOLERANCE[found.y.dtype if T > longest(spec, B) else mx.float32]
+    pairs = ((found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, inputs))
     wrong = [e for a, b, limit in pairs if not (e := relative_error(a, float64(b))) < limit]
     return f"results are off by {max(wrong):.1e}" if wrong else ""
 

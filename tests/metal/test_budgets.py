@@ -132,7 +132,7 @@ def test_chunk_with_one_decay_per_channel(rule: str, reads: int, triangles: int,
         flops=150_000,
         simd=16_000,
         products=state_products(reads, triangles, columns=2),
-        loads=0.65,
+        loads=0.68,
     ).check(state)
 
 

@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal import kernels as sources
 from mlxlin.metal.mixer import MixerSpec, Projected
-from mlxlin.recurrences import kernels, mixer, run
+from mlxlin.recurrences import mixer, run
 from mlxlin.recurrences.samples import sample, sample_mixer
 from mlxlin.selftest import MIXERS
 
-# Primitives that only look at an array in another way
-VIEWS = {
-    "Slice",
-    "Split",
-    "Reshape",
-    "Flatten",
-    "Unflatten",
-    "ExpandDims",
-    "Squeeze",
-    "Transpose",
-    "Broadcast",
-    "AsStrided",
-}
+from .measure import dispatches, exported, metal_in_name
 
 
 @pytest.fixture(autouse=True)
-def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def emulator() -> Iterator[None]:
     """Metal in name only: graphs are exported, nothing runs, and MLX makes the kernels itself."""
-    monkeypatch.setattr(kernels, "on_metal", lambda: True)
-    monkeypatch.setattr(mixer, "on_metal", lambda: True)
-    monkeypatch.setattr(kernels, "trusted", lambda *_: True)
-    monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
-    sources.kernel.cache_clear()
-    yield
-    sources.kernel.cache_clear()
-
-
-def exported(call: Callable[..., Any], *arrays: mx.array) -> list[dict[str, Any]]:
-    """The primitives of a call, as MLX records them."""
-    found: list[dict[str, Any]] = []
-    mx.export_function(found.append, call, *arrays)
-    return [entry for entry in found if entry["type"] == "primitive"]
-
-
-def dispatches(primitives: list[dict[str, Any]]) -> Counter[str]:
-    return Counter(p["name"] for p in primitives if p["name"] not in VIEWS)
+    with metal_in_name():
+        yield
 
 
 def arrays_of(x: Projected) -> dict[str, mx.array]:
@@ -64,7 +34,7 @@ def decode_counts(spec: MixerSpec, tokens: int) -> Counter[str]:
     given = arrays_of(x)
 
     def call(*arrays: mx.array) -> list[mx.array]:
-        mixed = mixer.decode(spec, replace(x, **dict(zip(given, arrays, strict=True))))
+        mixed = mixer.advance(spec, replace(x, **dict(zip(given, arrays, strict=True))))
         return [mixed.y, mixed.S]
 
     return dispatches(exported(call, *given.values()))
@@ -75,6 +45,11 @@ def decode_counts(spec: MixerSpec, tokens: int) -> Counter[str]:
 def test_a_mixer_decodes_in_one_dispatch_or_two_where_heads_are_few(name: str, tokens: int) -> None:
     expected = 2 if name == "gated linear attention" else 1
     assert decode_counts(MIXERS[name], tokens) == {"CustomKernel": expected}
+
+
+@pytest.mark.parametrize("name", [name for name in MIXERS if name != "low rank"])
+def test_a_mixer_prefills_in_four_dispatches(name: str) -> None:
+    assert decode_counts(MIXERS[name], 64) == {"CustomKernel": 4}
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(5, 1), (64, 2)])

@@ -1,4 +1,4 @@
-"""Which mixers one kernel can decode, said in the kernel's words."""
+"""Which mixers the kernels can run, said in their words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlxlin.recurrences import RULES
 
 
 def fused_spec(spec: LinearSpec) -> MixerSpec | None:
-    """The mixer between its projections and its output projection; None where it has a part the kernel lacks."""
+    """The mixer between its projections and its output projection; None where it has a part the kernels lack."""
     norm, decay = spec.output.norm, spec.decay
     plain = spec.features == "none" and spec.rope is None and spec.kv_heads in (0, spec.heads)
     plain = plain and not spec.normalize and spec.qk_norm in ("none", "l2") and not (spec.simplex_q or spec.simplex_k)

@@ -119,7 +119,7 @@ class LinearMixer:
         new: dict[str, mx.array] = {}
         projected = dict(zip(_inputs(spec), self._project(x), strict=True))
         if self._fused is not None and recurrences.mixer.takes(self._fused, x.shape[0], x.shape[1], x.dtype):
-            return self._decoded(self._fused, projected, old, step.lengths)
+            return self._by_kernels(self._fused, projected, old, step.lengths)
         qkv = projected["qkv"]
         if _forgets(spec):
             qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
@@ -144,12 +144,12 @@ class LinearMixer:
         new.update(zip(("S", "Z"), after, strict=True) if isinstance(after, tuple) else {"S": after})
         return self._out(self._gated(y, projected.get("gate"))), new
 
-    def _decoded(
+    def _by_kernels(
         self, fused: MixerSpec, projected: dict[str, mx.array], old: Mapping[str, mx.array], lengths: mx.array | None
     ) -> tuple[mx.array, LayerState]:
-        """A few tokens, all between the projections in one kernel."""
+        """All that stands between the projections in one kernel for a few tokens, in four for many."""
         gate, (batch, length, _) = projected.get("gate"), projected["qkv"].shape
-        mixed = recurrences.mixer.decode(
+        mixed = recurrences.mixer.advance(
             fused,
             Projected(
                 projected["qkv"],
