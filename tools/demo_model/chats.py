@@ -16,6 +16,8 @@ Message = dict[str, str]
 Chat = list[Message]
 Pair = tuple[str, str]
 
+COMMON_TALK = 36  # the first blocks of smalltalk.txt, with which most people open, are half of all small talk
+
 
 def as_chat(pairs: list[Pair], system: str | None = None) -> Chat:
     """Question and answer pairs as chat messages."""
@@ -68,7 +70,9 @@ class ChatMaker:
         return sums.ask_sum(self.rng)
 
     def talk(self) -> Pair:
-        asks, answers = self.small_talk[self._deal("talk", len(self.small_talk))]
+        common = self.rng.random() < 0.5
+        blocks = self.small_talk[:COMMON_TALK] if common else self.small_talk[COMMON_TALK:]
+        asks, answers = blocks[self._deal(f"talk {common}", len(blocks))]
         question = self.rng.choice(asks)
         if question[-1] not in "?!." and self.rng.random() < 0.4:
             question += self.rng.choice(".!")
@@ -259,17 +263,17 @@ class ChatMaker:
         """One chat of the training mix (shares of chats, see README.md)."""
         rng, draw = self.rng, self.rng.random()
         table: tuple[tuple[float, Callable[[], Chat]], ...] = (
-            (0.24, lambda: self.single(self.thing)),
-            (0.30, lambda: self.single(self.gloss)),
-            (0.39, lambda: self.single(self.capital)),
-            (0.44, lambda: self.single(self.country)),
-            (0.62, lambda: self.single(self.sum)),
-            (0.76, lambda: self.single(self.talk)),
-            (0.78, lambda: self.single(self.kind)),
-            (0.81, lambda: self.single(self.echo)),
-            (0.83, self.named_system),
-            (0.94, self.recall),
-            (0.99, lambda: self.long_talk(rng.randint(2, 5))),
+            (0.22, lambda: self.single(self.thing)),
+            (0.27, lambda: self.single(self.gloss)),
+            (0.35, lambda: self.single(self.capital)),
+            (0.39, lambda: self.single(self.country)),
+            (0.65, lambda: self.single(self.sum)),
+            (0.81, lambda: self.single(self.talk)),
+            (0.825, lambda: self.single(self.kind)),
+            (0.855, lambda: self.single(self.echo)),
+            (0.875, self.named_system),
+            (0.965, self.recall),
+            (0.995, lambda: self.long_talk(rng.randint(2, 5))),
             (1.00, lambda: self.long_talk(rng.randint(6, 12))),
         )
         return next(make for limit, make in table if draw < limit)()

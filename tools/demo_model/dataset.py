@@ -17,7 +17,7 @@ from tools.demo_model.chats import ChatMaker
 CHATS = 200_000
 HELD_OUT_CHATS = 600
 GLOSSES = {"noun": 1000, "verb": 300, "adj": 300}
-PROSE_SHARES = {"austen": 0.45, "wordnet": 0.27, "factbook": 0.13, "bible": 0.15}
+PROSE_SHARES = {"austen": 0.38, "wordnet": 0.25, "factbook": 0.12, "bible": 0.25}
 HELD_OUT_EVERY = 50  # one prose document in fifty
 
 

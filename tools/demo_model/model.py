@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attention_bias": False,
     "attention_dropout": 0.0,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
     "initializer_range": 0.02,
     "bos_token_id": None,

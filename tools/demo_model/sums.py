@@ -82,13 +82,13 @@ def neighbour(rng: Random) -> tuple[str, str]:
 def ask_sum(rng: Random) -> tuple[str, str]:
     """A random small sum with its answer; sums of 0..20 are the commonest."""
     draw = rng.random()
-    if draw < 0.36:
+    if draw < 0.44:
         return add(rng.randint(0, 20), rng.randint(0, 20), rng)
-    if draw < 0.62:
+    if draw < 0.72:
         a, b = rng.randint(0, 20), rng.randint(0, 20)
         return subtract(max(a, b), min(a, b), rng) if rng.random() < 0.75 else subtract(a, b, rng)
-    if draw < 0.72:
+    if draw < 0.78:
         return add(rng.randint(0, 99), rng.randint(0, 99), rng)
-    if draw < 0.80:
+    if draw < 0.84:
         return multiply(rng.randint(0, 10), rng.randint(0, 10), rng)
     return rng.choice([in_words, compare, count, neighbour])(rng)

@@ -21,7 +21,7 @@ from tools.demo_model.dataset import PROSE_SHARES, Documents, Mixture, RowFiller
 from tools.demo_model.model import CONFIG, LanguageModel, masked_loss
 
 LENGTH, BATCH = 512, 4  # rows of a step, over all processes
-PROSE_SHARE = 0.30
+PROSE_SHARE = 0.36
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
 WARM_UP_STEPS, DECAY_FROM = 50, 0.35  # constant until this share of the time, then linear to zero
 SAVE_SECONDS = 240.0
@@ -138,8 +138,9 @@ def run(rank: int, folder: Path, minutes: float, processes: int) -> None:
         ids, mask = (torch.from_numpy(a) for a in mixture.next())
         loss = masked_loss(model, ids, mask)
         loss.backward()
-        used, mean_loss = average(params, used + time.monotonic() - last, loss.item())
-        last = time.monotonic()
+        now = time.monotonic()
+        used, mean_loss = average(params, used + now - last, loss.item())
+        last = now
         torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], 1.0)
         for optimizer, base in ((muon, MUON_RATE), (adam, ADAM_RATE)):
             optimizer.param_groups[0]["lr"] = base * rate(step, used / budget)
