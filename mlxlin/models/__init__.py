@@ -22,6 +22,11 @@ from mlxlin.models.weights import Family, Plan, Target, Tensor, translate
 
 FAMILIES = (
     "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "olmo_hybrid",
+    "kimi_linear",
+    "bailing_hybrid",
     "gated_deltanet",
     "gated_deltaproduct",
     "delta_net",

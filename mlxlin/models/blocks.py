@@ -30,6 +30,15 @@ class Matrix:
         biases = part.take("biases") if quant is not None and part.has("biases") else None
         return cls(part.take("weight"), scales, biases, quant, part.take("bias") if part.has("bias") else None)
 
+    def dense(self, dtype: mx.Dtype) -> mx.array:
+        """The plain numbers [out, in]."""
+        if self.quant is None:
+            return self.weight
+        assert self.scales is not None
+        bits, group_size, mode = self.quant.bits, self.quant.group_size, self.quant.mode
+        plain = mx.dequantize(self.weight, self.scales, self.biases, group_size=group_size, bits=bits, mode=mode)
+        return plain.astype(dtype)
+
     @property
     def rows(self) -> int:
         """Number of outputs."""
@@ -157,20 +166,11 @@ class Embedding:
     def __call__(self, tokens: mx.array) -> mx.array:
         """tokens [B, T] -> [B, T, D]."""
         matrix = self.matrix
-        if matrix.quant is None:
-            return matrix.weight[tokens]
-        assert matrix.scales is not None
-        rows = mx.dequantize(
-            matrix.weight[tokens],
-            matrix.scales[tokens],
-            None if matrix.biases is None else matrix.biases[tokens],
-            group_size=matrix.quant.group_size,
-            bits=matrix.quant.bits,
-            mode=matrix.quant.mode,
-        )
-        return rows.astype(self._dtype)
+        picked = [None if part is None else part[tokens] for part in (matrix.weight, matrix.scales, matrix.biases)]
+        assert picked[0] is not None
+        return Matrix(picked[0], picked[1], picked[2], matrix.quant).dense(self._dtype)
 
 
 def rotate(x: mx.array, spec: RopeSpec, positions: mx.array) -> mx.array:
     """Rotary embedding of x [B, H, T, d], whose first token stands at `positions` [B]."""
-    return mx.fast.rope(x, spec.dims, traditional=False, base=spec.base, scale=1.0, offset=positions)
+    return mx.fast.rope(x, spec.dims, traditional=spec.interleaved, base=spec.base, scale=1.0, offset=positions)

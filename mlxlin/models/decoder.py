@@ -8,21 +8,17 @@ from typing import Literal
 
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
-from mlxlin.models.blocks import Embedding, Linear, Matrix, Mlp, Norm
+from mlxlin.models.blocks import Embedding, Linear, Matrix, Norm
 from mlxlin.models.fingerprint import fingerprint
-from mlxlin.models.mixers.attention import Attention, attention_parameters
-from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
-from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
-from mlxlin.models.mixers.step import Mixer, Step, recurrent
+from mlxlin.models.layer import Layer, layer_parameters
+from mlxlin.models.mixers.step import Step
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table, under
-from mlxlin.models.spec import AttentionSpec, ChannelMixSpec, LayerSpec, LinearSpec, ModelSpec, Rwkv7Spec
+from mlxlin.models.spec import ModelSpec
 from mlxlin.state import LayerState, State
 
 Logits = Literal["all", "last", "none"]
 Lengths = Sequence[int] | mx.array
 Tokens = Sequence[Sequence[int]] | mx.array
-
-_SHIFT = "mlp_shift"  # state of a feed-forward part with a token shift, beside its mixer's
 
 
 def parameters(spec: ModelSpec) -> Table:
@@ -31,74 +27,11 @@ def parameters(spec: ModelSpec) -> Table:
     if spec.embed_norm is not None:
         table.update(under("embed_norm", Norm.parameters(spec.embed_norm, spec.width)))
     for index, layer in enumerate(spec.layers):
-        table.update(under(f"layers.{index}", _layer_parameters(layer, spec.width)))
+        table.update(under(f"layers.{index}", layer_parameters(layer, spec.width)))
     table.update(under("norm", Norm.parameters(spec.norm, spec.width)))
     if not spec.tied:
         table["head.weight"] = Parameter((spec.vocab, spec.width), "head")
     return table
-
-
-def _layer_parameters(layer: LayerSpec, width: int) -> Table:
-    mlp = layer.mlp
-    feed_forward = channel_mix_parameters(mlp, width) if isinstance(mlp, ChannelMixSpec) else Mlp.parameters(mlp, width)
-    return {
-        **under("mixer_norm", Norm.parameters(layer.norm, width)),
-        **under("mixer", _mixer_parameters(layer.mixer, width)),
-        **under("mlp_norm", Norm.parameters(layer.norm, width)),
-        **under("mlp", feed_forward),
-    }
-
-
-def _mixer_parameters(spec: LinearSpec | AttentionSpec | Rwkv7Spec, width: int) -> Table:
-    if isinstance(spec, LinearSpec):
-        return linear_parameters(spec, width)
-    return rwkv7_parameters(spec, width) if isinstance(spec, Rwkv7Spec) else attention_parameters(spec, width)
-
-
-class Layer:
-    """A mixer and a feed-forward part, each beside a residual path."""
-
-    def __init__(self, spec: LayerSpec, width: int, params: Params, dtype: mx.Dtype) -> None:
-        self._post_norm = spec.post_norm
-        self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
-        self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
-        self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
-        self._mlp: Mlp | ChannelMix
-        if isinstance(spec.mlp, ChannelMixSpec):
-            self._mlp = ChannelMix(params.at("mlp"), width, dtype)
-        else:
-            self._mlp = Mlp(spec.mlp, params.at("mlp"))
-
-    def fresh(self, batch: int) -> LayerState:
-        """The state before the first token."""
-        state = self._mixer.fresh(batch)
-        return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
-
-    def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
-        """x [B, T, D] -> [B, T, D] and the layer's new state."""
-        old = state
-        if self._post_norm:
-            mixed, state = self._mixer(x, state, step)
-            x = x + self._mixer_norm(mixed)
-            mixed, state = self._feed_forward(x, old, state, step)
-            return x + self._mlp_norm(mixed), state
-        mixed, state = self._mixer(self._mixer_norm(x), state, step)
-        x = x + mixed
-        mixed, state = self._feed_forward(self._mlp_norm(x), old, state, step)
-        return x + mixed, state
-
-    def _feed_forward(self, x: mx.array, old: LayerState, new: LayerState, step: Step) -> tuple[mx.array, LayerState]:
-        """The feed-forward part of x, and `new` with what it remembers."""
-        if not isinstance(self._mlp, ChannelMix):
-            return self._mlp(x), new
-        y, last = self._mlp(x, recurrent(old)[_SHIFT], step)
-        return y, {**recurrent(new), _SHIFT: last}
-
-
-def _mixer(spec: LinearSpec | AttentionSpec | Rwkv7Spec, width: int, params: Params, dtype: mx.Dtype) -> Mixer:
-    if isinstance(spec, Rwkv7Spec):
-        return Rwkv7(spec, params, width, dtype)
-    return LinearMixer(spec, params, dtype) if isinstance(spec, LinearSpec) else Attention(spec, params, dtype)
 
 
 class Model:
@@ -136,8 +69,8 @@ class Model:
             self._layers.append(Layer(layer, spec.width, taken.at(f"layers.{index}"), self.dtype))
             taken.settle()
         taken.finish()
-        self._has_keys = any(isinstance(layer.mixer, AttentionSpec) for layer in spec.layers)
         empty = self.fresh()
+        self._has_keys = any(True for _ in empty.keys_values())
         self._recurrent_nbytes = empty.recurrent_nbytes
         self.kv_bytes_per_token = sum(layer.row_nbytes for layer in empty.keys_values())
 

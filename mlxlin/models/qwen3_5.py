@@ -13,14 +13,7 @@ SERVES = (("qwen3_5", None), ("qwen3_5_text", None))
 PREFIXES = qwen_layout.PREFIXES
 DROPS = qwen_layout.DROPS
 
-WEIGHTS = (
-    *qwen_layout.SHARED_WEIGHTS,
-    *qwen_layout.MLP_WEIGHTS,
-    qwen_layout.linear_weight("qkv.weight", "in_proj_qkv.weight"),
-    qwen_layout.linear_weight("gate.weight", "in_proj_z.weight"),
-    qwen_layout.linear_weight("beta.weight", "in_proj_b.weight"),
-    qwen_layout.linear_weight("decay.weight", "in_proj_a.weight"),
-)
+WEIGHTS = (*qwen_layout.SHARED_WEIGHTS, *qwen_layout.SPLIT_WEIGHTS, *qwen_layout.MLP_WEIGHTS)
 
 
 def spec(config: Config) -> ModelSpec:

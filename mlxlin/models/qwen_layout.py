@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, default_rope, given, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
     DecaySpec,
+    FeedForwardSpec,
     LayerSpec,
     LinearSpec,
-    MlpSpec,
     ModelSpec,
+    MoeSpec,
     NormSpec,
     OutputSpec,
     RopeSpec,
 )
-from mlxlin.models.values import CONV, COPY, GATE_OF_PAIR, ONE_PLUS, QUERY_OF_PAIR, Operation
+from mlxlin.models.values import (
+    CONV,
+    COPY,
+    FIRST_HALF,
+    GATE_OF_PAIR,
+    ONE_PLUS,
+    QUERY_OF_PAIR,
+    SECOND_HALF,
+    STACK,
+    Operation,
+)
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 DROPS = (
@@ -62,6 +75,38 @@ SHARED_WEIGHTS = (
     linear_weight("dt_bias", "dt_bias"),
     linear_weight("norm.weight", "norm.weight"),
     linear_weight("out.weight", "out_proj.weight"),
+)
+# A mixture's experts: each by itself, all in one tensor, or as MLX tools stack them.
+MOE_WEIGHTS = (
+    Weight("layers.{i}.mlp.router.weight", "layers.{i}.mlp.gate.weight"),
+    Weight("layers.{i}.mlp.shared_gate.weight", "layers.{i}.mlp.shared_expert_gate.weight"),
+    *(
+        rule
+        for part, half in (("gate", FIRST_HALF), ("up", SECOND_HALF))
+        for rule in (
+            Weight(f"layers.{{i}}.mlp.experts.{part}.weight", "layers.{i}.mlp.experts.gate_up_proj", half),
+            Weight(f"layers.{{i}}.mlp.shared.{part}.weight", f"layers.{{i}}.mlp.shared_expert.{part}_proj.weight"),
+        )
+    ),
+    Weight("layers.{i}.mlp.experts.down.weight", "layers.{i}.mlp.experts.down_proj"),
+    Weight("layers.{i}.mlp.shared.down.weight", "layers.{i}.mlp.shared_expert.down_proj.weight"),
+    *(
+        rule
+        for part in ("gate", "up", "down")
+        for rule in (
+            Weight(
+                f"layers.{{i}}.mlp.experts.{part}.weight", f"layers.{{i}}.mlp.experts.{{e}}.{part}_proj.weight", STACK
+            ),
+            Weight(f"layers.{{i}}.mlp.experts.{part}.weight", f"layers.{{i}}.mlp.switch_mlp.{part}_proj.weight"),
+        )
+    ),
+)
+# The projections of a gated delta net layer as Qwen3.5 stores them.
+SPLIT_WEIGHTS = (
+    linear_weight("qkv.weight", "in_proj_qkv.weight"),
+    linear_weight("gate.weight", "in_proj_z.weight"),
+    linear_weight("beta.weight", "in_proj_b.weight"),
+    linear_weight("decay.weight", "in_proj_a.weight"),
 )
 MLP_WEIGHTS = tuple(
     Weight(f"layers.{{i}}.mlp.{part}.weight", f"layers.{{i}}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")
@@ -130,6 +175,18 @@ def attention_mixer(config: Config) -> AttentionSpec:
     )
 
 
+def mixture(config: Config) -> MoeSpec:
+    """The mixture of experts of one layer."""
+    return MoeSpec(
+        experts=need(config, "num_experts"),
+        active=need(config, "num_experts_per_tok"),
+        hidden=need(config, "moe_intermediate_size"),
+        normalized=given(config, "norm_topk_prob", True),
+        shared=need(config, "shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
 def _rope(config: Config, head_dim: int) -> RopeSpec:
     rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
     # Sections of multimodal positions: text has one position, for which they make no difference.
@@ -143,7 +200,7 @@ def _eps(config: Config) -> float:
     return float(given(config, "rms_norm_eps", 1e-6))
 
 
-def model(family: str, config: Config, mlp: list[MlpSpec]) -> ModelSpec:
+def model(family: str, config: Config, mlp: Sequence[FeedForwardSpec]) -> ModelSpec:
     """The whole decoder, with one feed-forward part for each layer."""
     only(config, {"hidden_act": ("silu",), "use_sliding_window": (False, None), "sliding_window": (None,)})
     mixers: dict[str, LinearSpec | AttentionSpec] = {

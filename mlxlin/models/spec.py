@@ -6,13 +6,11 @@ Letters: D width, H key heads, HV value heads, K key dim, V value dim.
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxlin.errors import CheckpointError
+from mlxlin.models.declaration import dump, load
 
 FORMAT = 1
 
@@ -23,10 +21,14 @@ Features = Literal["none", "silu", "silu_q", "relu", "elu", "hadamard", "hedgeho
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding over the first `dims` of each head, in half-split (NeoX) order."""
+    """Rotary position embedding over the first `dims` of each head.
+
+    interleaved: neighbours are turned together (GPT-J order), else the two halves (NeoX order).
+    """
 
     dims: int
     base: float = 10000.0
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,28 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention; without `rope` the shared part of the keys is not turned.
+
+    plain_dim, rotary_dim: parts of a head's query and key that come from the latent and that all heads share.
+    kv_rank: width of the latent. q_rank: of the query's, 0 where queries are projected directly. gate: each head's
+    output times a value of sigmoid(W x).
+    """
+
+    heads: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    kv_rank: int
+    scale: float
+    q_rank: int = 0
+    rope: RopeSpec | None = None
+    eps: float = 1e-6
+    gate: bool = False
+    kind: Literal["latent"] = "latent"
+
+
+@dataclass(frozen=True)
 class Rwkv7Spec:
     """RWKV-7's time mixing. Ranks are those of its low-rank projections.
 
@@ -174,11 +198,38 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """Mixture of experts, each a gated feed-forward of width `hidden`, `active` of them for each token.
+
+    score: what router logits become. correction: a learned bias on the scores that only counts in the choice. groups,
+    groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights sum to one,
+    then times `factor`. shared: width of a feed-forward for all tokens, 0 for none; shared_gate: times sigmoid(W x).
+    """
+
+    experts: int
+    active: int
+    hidden: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    correction: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    normalized: bool = True
+    factor: float = 1.0
+    shared: int = 0
+    shared_gate: bool = False
+    kind: Literal["moe"] = "moe"
+
+
+MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec
+FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts."""
 
-    mixer: LinearSpec | AttentionSpec | Rwkv7Spec
-    mlp: MlpSpec | ChannelMixSpec
+    mixer: MixerSpec
+    mlp: FeedForwardSpec
     norm: NormSpec
     post_norm: bool = False
 
@@ -205,7 +256,7 @@ class ModelSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for json.dump; fields at their default are left out."""
-        return {"format": FORMAT, **_dump(self)}
+        return {"format": FORMAT, **dump(self)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ModelSpec:
@@ -220,56 +271,6 @@ class ModelSpec:
                 f"The model description has format {data.get('format')!r}; this mlxlin reads format {FORMAT}.",
                 hint="Convert the checkpoint again with this version.",
             )
-        spec = _load(cls, fields, "spec")
+        spec = load(cls, fields, "spec")
         assert isinstance(spec, cls)
         return spec
-
-
-def _dump(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        kept = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        defaults = {f.name: f.default for f in dataclasses.fields(value)}
-        return {name: _dump(v) for name, v in kept.items() if name == "kind" or v != defaults[name]}
-    return [_dump(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _load(hint: Any, value: Any, where: str) -> Any:
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _load_union(options, value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise CheckpointError(f"{where} of the model description must be a list.")
-        return tuple(_load(options[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is Literal:
-        fits = value in options
-    elif dataclasses.is_dataclass(hint):
-        return _load_dataclass(hint, value, where)
-    else:
-        fits = type(value) is hint or (hint is float and type(value) is int)
-    if not fits:
-        raise CheckpointError(f"{where} of the model description is {value!r}, expected {hint}.")
-    return float(value) if hint is float else value
-
-
-def _load_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    classes = [option for option in options if option is not type(None)]
-    if isinstance(value, dict) and len(classes) > 1:
-        classes = [option for option in classes if option.kind == value.get("kind")]
-    if not classes:
-        raise CheckpointError(f"{where} of the model description has unknown kind {value.get('kind')!r}.")
-    return _load(classes[0], value, where)
-
-
-def _load_dataclass(cls: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where} of the model description must be an object.")
-    hints = typing.get_type_hints(cls)
-    if unknown := sorted(set(value) - set(hints)):
-        raise CheckpointError(f"{where} of the model description has an unknown field '{unknown[0]}'.")
-    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
-    if missing := sorted(required - set(value)):
-        raise CheckpointError(f"{where} of the model description lacks '{missing[0]}'.")
-    return cls(**{name: _load(hints[name], item, f"{where}.{name}") for name, item in value.items()})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
-from mlxlin.models.spec import LayerSpec
+from mlxlin.models.spec import LatentSpec, LayerSpec, LinearSpec
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,38 @@ def _interleaved(part: int, parts: int) -> Callable[[list[mx.array], Place], mx.
     return apply
 
 
+def _key_head_groups(part: int) -> Callable[[list[mx.array], Place], mx.array]:
+    """Rows stored for each key head in turn, [q | k | v | z] or [b | a]: those of q, k and v, or of one other part."""
+
+    def apply(arrays: list[mx.array], place: Place) -> mx.array:
+        assert place.layer is not None and isinstance(place.layer.mixer, LinearSpec)
+        spec, array = place.layer.mixer, _only(arrays)
+        grouped = array.reshape(spec.heads, -1, *array.shape[1:])
+        values = spec.value_heads // spec.heads * spec.value_dim
+        ends = [spec.key_dim, 2 * spec.key_dim, 2 * spec.key_dim + values]
+        if part < 2:
+            pieces = list(mx.split(grouped, ends, axis=1))
+            pieces = pieces[:3] if part == 0 else pieces[3:]
+        else:
+            pieces = [mx.split(grouped, 2, axis=1)[part - 2]]
+        return mx.concatenate([piece.reshape(-1, *array.shape[1:]) for piece in pieces], axis=0)
+
+    return apply
+
+
+def _head_parts(values: bool) -> Callable[[list[mx.array], Place], mx.array]:
+    """Rows of each head in turn, first those of its keys, then of its values."""
+
+    def apply(arrays: list[mx.array], place: Place) -> mx.array:
+        assert place.layer is not None and isinstance(place.layer.mixer, LatentSpec)
+        spec, array = place.layer.mixer, _only(arrays)
+        grouped = array.reshape(spec.heads, -1, *array.shape[1:])
+        chosen = grouped[:, spec.plain_dim :] if values else grouped[:, : spec.plain_dim]
+        return chosen.reshape(-1, *array.shape[1:])
+
+    return apply
+
+
 def _attention_heads(place: Place) -> int:
     assert place.layer is not None and place.layer.mixer.kind == "attention"
     return place.layer.mixer.heads
@@ -65,3 +97,12 @@ ONE_PLUS = Operation(lambda arrays, place: _only(arrays) + (0 if place.mlx_layou
 CONV = Operation(_conv)  # one or several [C, 1, W] or [C, W, 1], behind each other in C -> [W, C]
 QUERY_OF_PAIR = Operation(_interleaved(0, 2), rowwise=True)  # rows per head: first the query, then its gate
 GATE_OF_PAIR = Operation(_interleaved(1, 2), rowwise=True)
+STACK = Operation(lambda arrays, place: mx.stack(arrays), rowwise=True)  # matrices of one expert each
+FIRST_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=1)[0])  # of each expert's rows
+SECOND_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=1)[1])
+QKV_OF_GROUPS = Operation(_key_head_groups(0), rowwise=True)
+GATE_OF_GROUPS = Operation(_key_head_groups(1), rowwise=True)
+BETA_OF_GROUPS = Operation(_key_head_groups(2), rowwise=True)
+DECAY_OF_GROUPS = Operation(_key_head_groups(3), rowwise=True)
+KEYS_OF_HEADS = Operation(_head_parts(False), rowwise=True)
+VALUES_OF_HEADS = Operation(_head_parts(True), rowwise=True)

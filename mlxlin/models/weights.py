@@ -11,7 +11,7 @@ from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
 from mlxlin.models.decoder import parameters
 from mlxlin.models.params import Parameter, Role
-from mlxlin.models.rules import Rules, Weight
+from mlxlin.models.rules import BEYOND, Rules, Weight
 from mlxlin.models.spec import ModelSpec
 from mlxlin.models.ties import PACKED, Tensor, repeated, resolve_head
 from mlxlin.models.values import Operation, Place
@@ -22,7 +22,7 @@ class Family(Protocol):
 
     SERVES: the (model_type, architecture) pairs it reads; None for any architecture.
     PREFIXES: leading parts of tensor names to leave away, the first that fits.
-    DROPS: (pattern of a name without its prefix, what such tensors are).
+    DROPS: (pattern of a name without its prefix, or `rules.BEYOND`; what such tensors are).
     """
 
     SERVES: Sequence[tuple[str, str | None]]
@@ -85,7 +85,7 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
         UnsupportedError: a matrix is packed in a way that cannot be rearranged.
     """
     names = _canonical_names(family, source)
-    dropped = _drops(family, names)
+    dropped = _drops(family, len(spec.layers), names)
     for canonical in dropped:
         del names[canonical]
     mlx_layout = _mlx_layout(names, source)
@@ -128,13 +128,18 @@ def _canonical_names(family: Family, source: Mapping[str, Tensor]) -> dict[str, 
     return names
 
 
-def _drops(family: Family, names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _drops(family: Family, layers: int, names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    def fits(pattern: str, canonical: str) -> bool:
+        if pattern != BEYOND:
+            return re.match(pattern, canonical) is not None
+        layer = re.match(r"layers\.(\d+)\.", canonical)
+        return layer is not None and int(layer[1]) >= layers
+
     found: dict[str, tuple[str, str]] = {}
     for canonical, name in names.items():
-        for pattern, reason in family.DROPS:
-            if re.match(pattern, canonical):
-                found[canonical] = (name, reason)
-                break
+        reason = next((reason for pattern, reason in family.DROPS if fits(pattern, canonical)), None)
+        if reason is not None:
+            found[canonical] = (name, reason)
     return found
 
 

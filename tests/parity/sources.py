@@ -84,6 +84,69 @@ def _qwen(size: Sizes) -> dict[str, Any]:
     }
 
 
+def _experts(size: Sizes) -> dict[str, Any]:
+    return {
+        **_qwen(size),
+        "num_experts": size(4, 8),
+        "num_experts_per_tok": size(2, 3),
+        "moe_intermediate_size": size(8, 24),
+        "shared_expert_intermediate_size": size(12, 16),
+    }
+
+
+def _latent(size: Sizes) -> dict[str, Any]:
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 64, 80),
+        "intermediate_size": size(40, 88),
+        "moe_intermediate_size": size(8, 24),
+        "num_hidden_layers": 4,
+        "num_attention_heads": size(4, 2),
+        "kv_lora_rank": size(12, 16),
+        "qk_nope_head_dim": size(12, 8),
+        "qk_rope_head_dim": size(8, 4),
+        "v_head_dim": size(8, 16),
+        "num_experts_per_tok": size(2, 3),
+        "routed_scaling_factor": 1.7,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _kimi(size: Sizes, **more: Any) -> dict[str, Any]:
+    linear = {"linear_head_dim": size(12, 16), "linear_num_heads": size(3, 2), "num_local_experts": size(6, 9)}
+    return {**_latent(size), **linear, "first_k_dense_replace": 1, **more}
+
+
+def _ling(size: Sizes, **more: Any) -> dict[str, Any]:
+    experts = {"num_local_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2}
+    return {
+        **_latent(size),
+        **experts,
+        "head_dim": size(12, 16),
+        "layer_group_size": 4,
+        "kda_lower_bound": -0.8,
+        **more,
+    }
+
+
+def _olmo(size: Sizes, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 64, 96),
+        "intermediate_size": size(40, 88),
+        "num_hidden_layers": 4,
+        "num_attention_heads": size(4, 2),
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": size(4, 6),
+        "linear_key_head_dim": size(12, 16),
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        **more,
+    }
+
+
 _RANKS: dict[str, Any] = {
     "decay_low_rank_dim": lambda size: size(8, 12),
     "a_low_rank_dim": lambda size: size(12, 8),
@@ -91,6 +154,8 @@ _RANKS: dict[str, Any] = {
     "gate_low_rank_dim": lambda size: size(16, 4),
 }
 
+_NO_ROPE = {"rope_type": "default", "rope_theta": None}
+_ONE_FULL = ["linear_attention"] * 3 + ["full_attention"]
 CASES: dict[str, Case] = {
     "qwen3_5": Case("transformers", "Qwen3_5Text", _qwen),
     "qwen3_5-layout": Case(
@@ -103,6 +168,39 @@ CASES: dict[str, Case] = {
             "attention_bias": True,
             "linear_conv_kernel_dim": size(3, 2),
         },
+    ),
+    "qwen3_5_moe": Case("transformers", "Qwen3_5MoeText", _experts),
+    "qwen3_next": Case(
+        "transformers",
+        "Qwen3Next",
+        lambda size: {**_experts(size), "mlp_only_layers": [1], "norm_topk_prob": size(True, False)},
+    ),
+    "olmo_hybrid": Case("transformers", "OlmoHybrid", lambda size: _olmo(size, rope_parameters=_NO_ROPE)),
+    "olmo_hybrid-rope": Case(
+        "transformers",
+        "OlmoHybrid",
+        lambda size: _olmo(
+            size,
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+            linear_allow_neg_eigval=False,
+            num_key_value_heads=2,
+            layer_types=["full_attention", "linear_attention"] * 2,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "kimi_linear": Case("transformers", "KimiLinear", lambda size: _kimi(size, layer_types=_ONE_FULL)),
+    "kimi_linear-ranks": Case(
+        "transformers",
+        "KimiLinear",
+        lambda size: _kimi(
+            size, layer_types=_ONE_FULL[::-1], q_lora_rank=size(10, 16), n_group=3, topk_group=2, norm_topk_prob=False
+        ),
+    ),
+    "bailing_hybrid": Case("transformers", "BailingHybrid", _ling),
+    "bailing_hybrid-ranks": Case(
+        "transformers",
+        "BailingHybrid",
+        lambda size: _ling(size, q_lora_rank=size(10, 16), kda_safe_gate=False, layer_group_size=2),
     ),
     "gated_deltanet": _fla("GatedDeltaNet", True, num_heads=2, head_dim=16, expand_v=1.5),
     "gated_deltanet-hybrid": _fla(
@@ -230,14 +328,18 @@ def write(name: str, folder: Path, seed: int, vary: bool) -> None:
     else:
         raise RuntimeError(f"no well-conditioned weights found for {name}")
     folder.mkdir(parents=True, exist_ok=True)
-    _save_checkpoint(model, config, folder)
+    _save_checkpoint(model, case, config, folder)
     with torch.no_grad():
         golden = _golden(model, case, config, ids)
     _save(golden, folder / "golden.safetensors")
 
 
-def _save_checkpoint(model: Any, config: Any, folder: Path) -> None:
-    """As the source's save_pretrained writes it, except that it refuses weights shared by two names."""
+def _save_checkpoint(model: Any, case: Case, config: Any, folder: Path) -> None:
+    """As the source's save_pretrained writes it; that of fla's models refuses weights shared by two names."""
+    if case.source == "transformers":
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        return
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -266,6 +368,9 @@ def _randomise(model: Any) -> None:
     """Weights as random as possible with signals of order one; no parameter keeps its initial value."""
     import torch
 
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape) * 0.1)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape)
         with torch.no_grad():

@@ -1,0 +1,97 @@
+"""Ling 3: delta attention with a bounded decay, gated latent attention with rotary embedding, grouped experts."""
+
+from __future__ import annotations
+
+from mlxlin.errors import UnsupportedError
+from mlxlin.models import latent_layout
+from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.latent_layout import LAYER, MIXER
+from mlxlin.models.rules import BEYOND, Weight
+from mlxlin.models.spec import DecaySpec, LayerSpec, LinearSpec, MixerSpec, ModelSpec, NormSpec, OutputSpec, RopeSpec
+
+# Ling and Ring 2.5 share the model type; they are another architecture (lightning attention).
+SERVES = (("bailing_hybrid", "BailingMoeV3ForCausalLM"), ("bailing_hybrid", "BailingHybridForCausalLM"))
+PREFIXES = ("model.",)
+_MTP = "MTP tensors (multi-token prediction head)"
+DROPS = ((r"mtp\.", _MTP), (BEYOND, _MTP))
+
+_ATTENTION, _MOE = LAYER + "attention.", LAYER + "mlp."
+WEIGHTS = (
+    Weight("embed.weight", "word_embeddings.weight"),
+    Weight("norm.weight", "norm.weight"),
+    Weight("head.weight", "lm_head.weight"),
+    Weight(LAYER + "mixer_norm.weight", LAYER + "input_layernorm.weight"),
+    Weight(LAYER + "mlp_norm.weight", LAYER + "post_attention_layernorm.weight"),
+    *latent_layout.MLP_WEIGHTS,
+    *latent_layout.mixture_weights(_MOE, "gate_proj", "up_proj", "down_proj"),
+    Weight(LAYER + "mlp.correction", _MOE + "gate.expert_bias"),
+    *latent_layout.latent_weights(_ATTENTION, "dense.weight"),
+    *latent_layout.delta_weights(_ATTENTION, "dense.weight"),
+    Weight(MIXER + "out.weight", _ATTENTION + "o_proj.weight"),
+    Weight(MIXER + "gate.weight", _ATTENTION + "g_proj.weight"),
+    Weight(MIXER + "decay.weight", _ATTENTION + "f_proj.weight", kind="linear"),
+)
+_SUPPORTED = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "no_kda_lora": (True,),
+    "rope_interleave": (True,),
+    "rope_scaling": (None,),
+}
+
+
+def spec(config: Config) -> ModelSpec:
+    """The description of a checkpoint with this config.json."""
+    only(config, _SUPPORTED)
+    rope = given(config, "rope_parameters", {})
+    default_rope(rope)
+    base = float(given(rope, "rope_theta", given(config, "rope_theta", 6e6)))
+    norm = NormSpec(float(given(config, "rms_norm_eps", 1e-6)))
+    turning = RopeSpec(need(config, "qk_rope_head_dim"), base, interleaved=True)
+    mixers: dict[str, MixerSpec] = {
+        "linear_attention": _delta_mixer(config, norm),
+        "full_attention": latent_layout.latent_mixer(config, rope=turning, gate=True),
+    }
+    kinds = latent_layout.layer_kinds(config, _derived_kinds(config))
+    mlps = latent_layout.feed_forwards(config, given(config, "first_k_dense_replace", 2))
+    return ModelSpec(
+        family="bailing_hybrid",
+        vocab=need(config, "vocab_size"),
+        width=need(config, "hidden_size"),
+        layers=tuple(LayerSpec(mixers[kind], mlp, norm) for kind, mlp in zip(kinds, mlps, strict=True)),
+        norm=norm,
+        tied=given(config, "tie_word_embeddings", False),
+        context=latent_layout.either(config, "model_max_length", "max_position_embeddings", 262144),
+    )
+
+
+def _delta_mixer(config: Config, norm: NormSpec) -> LinearSpec:
+    heads, dim = need(config, "num_attention_heads"), given(config, "linear_head_dim", given(config, "head_dim", 128))
+    bounded = given(config, "kda_safe_gate", True)
+    bound = float(given(config, "kda_lower_bound", -5.0))
+    return LinearSpec(
+        rule="kda",
+        heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        scale=dim**-0.5,
+        output=OutputSpec(norm, gate="sigmoid"),
+        conv=given(config, "short_conv_kernel_size", 4),
+        qk_activation="silu",
+        v_activation="silu",
+        qk_norm="l2",
+        decay=DecaySpec("sigmoid", vector=True, bound=bound) if bounded else DecaySpec("softplus", vector=True),
+        beta=1.0,
+    )
+
+
+def _derived_kinds(config: Config) -> list[str]:
+    """The last layer of each group is full attention."""
+    count, group = need(config, "num_hidden_layers"), given(config, "layer_group_size", 6)
+    if count % group and config.get("layer_types") is None:
+        raise UnsupportedError(
+            f"config.json has num_hidden_layers = {count}, not a multiple of layer_group_size = {group}, "
+            "and no layer_types."
+        )
+    return ["full_attention" if (i + 1) % group == 0 else "linear_attention" for i in range(count)]

@@ -1,0 +1,100 @@
+"""One residual layer: a token mixer, then a feed-forward part."""
+
+from __future__ import annotations
+
+from mlxlin.backend import mx
+from mlxlin.models.blocks import Mlp, Norm
+from mlxlin.models.mixers.attention import Attention, attention_parameters
+from mlxlin.models.mixers.latent import LatentAttention, latent_parameters
+from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
+from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
+from mlxlin.models.mixers.step import Mixer, Step, recurrent
+from mlxlin.models.moe import Moe, moe_parameters
+from mlxlin.models.params import Params, Table, under
+from mlxlin.models.spec import (
+    AttentionSpec,
+    ChannelMixSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    LinearSpec,
+    MixerSpec,
+    MoeSpec,
+)
+from mlxlin.state import LayerState
+
+_SHIFT = "mlp_shift"  # state of a feed-forward part with a token shift, beside its mixer's
+
+
+def layer_parameters(layer: LayerSpec, width: int) -> Table:
+    """Expected parameters of one layer in a model of this width."""
+    return {
+        **under("mixer_norm", Norm.parameters(layer.norm, width)),
+        **under("mixer", _mixer_parameters(layer.mixer, width)),
+        **under("mlp_norm", Norm.parameters(layer.norm, width)),
+        **under("mlp", _feed_forward_parameters(layer.mlp, width)),
+    }
+
+
+def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
+    if isinstance(spec, LinearSpec):
+        return linear_parameters(spec, width)
+    if isinstance(spec, AttentionSpec):
+        return attention_parameters(spec, width)
+    return latent_parameters(spec, width) if isinstance(spec, LatentSpec) else rwkv7_parameters(spec, width)
+
+
+def _feed_forward_parameters(spec: FeedForwardSpec, width: int) -> Table:
+    if isinstance(spec, MoeSpec):
+        return moe_parameters(spec, width)
+    return channel_mix_parameters(spec, width) if isinstance(spec, ChannelMixSpec) else Mlp.parameters(spec, width)
+
+
+class Layer:
+    """A mixer and a feed-forward part, each beside a residual path."""
+
+    def __init__(self, spec: LayerSpec, width: int, params: Params, dtype: mx.Dtype) -> None:
+        self._post_norm = spec.post_norm
+        self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
+        self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
+        self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
+        self._mlp = _feed_forward(spec.mlp, width, params.at("mlp"), dtype)
+
+    def fresh(self, batch: int) -> LayerState:
+        """The state before the first token."""
+        state = self._mixer.fresh(batch)
+        return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
+
+    def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
+        """x [B, T, D] -> [B, T, D] and the layer's new state."""
+        old = state
+        if self._post_norm:
+            mixed, state = self._mixer(x, state, step)
+            x = x + self._mixer_norm(mixed)
+            mixed, state = self._feed_forward(x, old, state, step)
+            return x + self._mlp_norm(mixed), state
+        mixed, state = self._mixer(self._mixer_norm(x), state, step)
+        x = x + mixed
+        mixed, state = self._feed_forward(self._mlp_norm(x), old, state, step)
+        return x + mixed, state
+
+    def _feed_forward(self, x: mx.array, old: LayerState, new: LayerState, step: Step) -> tuple[mx.array, LayerState]:
+        """The feed-forward part of x, and `new` with what it remembers."""
+        if not isinstance(self._mlp, ChannelMix):
+            return self._mlp(x), new
+        y, last = self._mlp(x, recurrent(old)[_SHIFT], step)
+        return y, {**recurrent(new), _SHIFT: last}
+
+
+def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixer:
+    if isinstance(spec, LinearSpec):
+        return LinearMixer(spec, params, dtype)
+    if isinstance(spec, AttentionSpec):
+        return Attention(spec, params, dtype)
+    return LatentAttention(spec, params, dtype) if isinstance(spec, LatentSpec) else Rwkv7(spec, params, width, dtype)
+
+
+def _feed_forward(spec: FeedForwardSpec, width: int, params: Params, dtype: mx.Dtype) -> Mlp | Moe | ChannelMix:
+    if isinstance(spec, MoeSpec):
+        return Moe(spec, params)
+    return ChannelMix(params, width, dtype) if isinstance(spec, ChannelMixSpec) else Mlp(spec, params)

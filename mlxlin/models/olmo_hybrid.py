@@ -1,0 +1,141 @@
+"""OLMo Hybrid: gated delta net layers with norms before their parts, attention layers with norms behind them.
+
+Norms and convolutions have two spellings: the hub's, and the one transformers writes back (which cuts the
+convolution at other places; joined again it is the same).
+"""
+
+from __future__ import annotations
+
+from mlxlin.errors import CheckpointError
+from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.rules import Weight
+from mlxlin.models.spec import (
+    AttentionSpec,
+    DecaySpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    OutputSpec,
+    RopeSpec,
+)
+from mlxlin.models.values import CONCAT, CONV
+
+SERVES = (("olmo_hybrid", None),)
+PREFIXES = ("model.",)
+DROPS = ((r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),)
+
+_LAYER, _MIXER = "layers.{i}.", "layers.{i}.mixer."
+_LINEAR, _ATTENTION = "layers.{i}.linear_attn.", "layers.{i}.self_attn."
+_OUTPUT_EPS = 1e-5  # fixed in the source, whatever rms_norm_eps is
+
+
+def _linear(target: str, source: str) -> Weight:
+    return Weight(_MIXER + target, _LINEAR + source, kind="linear")
+
+
+WEIGHTS = (
+    Weight("embed.weight", "embed_tokens.weight"),
+    Weight("norm.weight", "norm.weight"),
+    Weight("head.weight", "lm_head.weight"),
+    *(
+        Weight(f"{_LAYER}{norm}_norm.weight", f"{_LAYER}{name}.weight", kind=kind)
+        for kind, norm, names in (
+            ("linear", "mixer", ("input_layernorm", "attention_layer_norm")),
+            ("linear", "mlp", ("post_attention_layernorm", "feedforward_layer_norm")),
+            ("attention", "mixer", ("post_attention_layernorm", "feedforward_layer_norm")),
+            ("attention", "mlp", ("post_feedforward_layernorm",)),
+        )
+        for name in names
+    ),
+    *(Weight(f"{_LAYER}mlp.{part}.weight", f"{_LAYER}mlp.{part}_proj.weight") for part in ("gate", "up", "down")),
+    *(
+        Weight(f"{_MIXER}{target}.{kind}", f"{_ATTENTION}{source}_proj.{kind}", kind="attention")
+        for target, source in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
+        for kind in ("weight", "bias")
+    ),
+    *(Weight(f"{_MIXER}{n}_norm.weight", f"{_ATTENTION}{n}_norm.weight", kind="attention") for n in "qk"),
+    Weight(_MIXER + "qkv.weight", tuple(f"{_LINEAR}{p}_proj.weight" for p in "qkv"), CONCAT, kind="linear"),
+    Weight(_MIXER + "conv.weight", tuple(f"{_LINEAR}{p}_conv1d.weight" for p in "qkv"), CONV, kind="linear"),
+    Weight(_MIXER + "conv.weight", _LINEAR + "conv1d.weight", CONV, kind="linear"),
+    _linear("gate.weight", "g_proj.weight"),
+    _linear("beta.weight", "b_proj.weight"),
+    _linear("decay.weight", "a_proj.weight"),
+    _linear("A_log", "A_log"),
+    _linear("dt_bias", "dt_bias"),
+    _linear("norm.weight", "o_norm.weight"),
+    _linear("out.weight", "o_proj.weight"),
+)
+
+
+def spec(config: Config) -> ModelSpec:
+    """The description of a checkpoint with this config.json."""
+    only(config, {"hidden_act": ("silu",), "sliding_window": (None,)})
+    norm, mlp = NormSpec(float(given(config, "rms_norm_eps", 1e-6))), MlpSpec(need(config, "intermediate_size"))
+    layers = {
+        "linear_attention": LayerSpec(_linear_mixer(config), mlp, norm),
+        "full_attention": LayerSpec(_attention_mixer(config, norm.eps), mlp, norm, post_norm=True),
+    }
+    count = need(config, "num_hidden_layers")
+    kinds = given(config, "layer_types", _default_kinds(count))
+    if len(kinds) != count or not set(kinds) <= set(layers):
+        raise CheckpointError(f"config.json: layer_types must name linear_attention or full_attention {count} times.")
+    return ModelSpec(
+        family="olmo_hybrid",
+        vocab=need(config, "vocab_size"),
+        width=need(config, "hidden_size"),
+        layers=tuple(layers[kind] for kind in kinds),
+        norm=norm,
+        tied=given(config, "tie_word_embeddings", False),
+        context=given(config, "max_position_embeddings", 65536),
+    )
+
+
+def _default_kinds(count: int) -> list[str]:
+    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(count)]
+    return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
+
+
+def _linear_mixer(config: Config) -> LinearSpec:
+    heads = given(config, "linear_num_key_heads", need(config, "num_attention_heads"))
+    key_dim = given(config, "linear_key_head_dim", int(0.75 * need(config, "hidden_size") / heads))
+    return LinearSpec(
+        rule="gated_delta",
+        heads=heads,
+        value_heads=given(config, "linear_num_value_heads", need(config, "num_attention_heads")),
+        key_dim=key_dim,
+        value_dim=given(config, "linear_value_head_dim", 2 * key_dim),
+        scale=key_dim**-0.5,
+        output=OutputSpec(NormSpec(_OUTPUT_EPS), gate="silu"),
+        conv=given(config, "linear_conv_kernel_dim", 4),
+        qk_activation="silu",
+        v_activation="silu",
+        qk_norm="l2",
+        decay=DecaySpec("softplus"),
+        beta=2.0 if given(config, "linear_allow_neg_eigval", True) else 1.0,
+    )
+
+
+def _attention_mixer(config: Config, eps: float) -> AttentionSpec:
+    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
+    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
+    return AttentionSpec(
+        heads=heads,
+        kv_heads=given(config, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=_rope(config, head_dim),
+        qk_norm="full",
+        eps=eps,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _rope(config: Config, head_dim: int) -> RopeSpec | None:
+    """None where the rotary base is null, as in released checkpoints: the linear layers carry position."""
+    rope = given(config, "rope_parameters", {})
+    default_rope(rope)
+    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    return None if base is None else RopeSpec(head_dim, float(base))
