@@ -46,7 +46,7 @@ inline State<NK, NC> load_state(View<P> S, int batch, int hv, int v0, Position a
     const int v = v0 + 8 * c + at.column;
     const Row<P> left = row(S, batch, hv, v), right = row(S, batch, hv, v + 1);
 #pragma unroll
-    for (int i = 0; i < NK; ++i) s.m[i][c] = matrix(load(left, 8 * i + at.row), load(right, 8 * i + at.row));
+    for (int i = 0; i < NK; ++i) s.m[i][c] = matrix_of(load(left, 8 * i + at.row), load(right, 8 * i + at.row));
   }
   return s;
 }
@@ -90,7 +90,10 @@ inline void write_state(thread State<NK, NC>& s, const thread TILES& tiles, Colu
   for (int i = 0; i < NK; ++i) {
     const float decay = tiles.state_decay(i, at);
 #pragma unroll
-    for (int c = 0; c < NC; ++c) s.m[i][c] = matrix(decayed(first(s.m[i][c]), decay), decayed(second(s.m[i][c]), decay));
+    for (int c = 0; c < NC; ++c) {
+      const Matrix m = s.m[i][c];
+      s.m[i][c] = matrix_of(decayed(first(m), decay), decayed(second(m), decay));
+    }
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
       const Matrix k = tiles.writing(i, lower);
@@ -126,14 +129,14 @@ inline void chunk(TILES tiles, View<VP> v, View<SP> S, View<LENGTHS> lengths, XP
     tiles.decay_answers(outputs);
     Columns<NC> u = load_values<NC>(v, batch, start, n, hv, v0, at);
     if (WRITE == LOW_RANK) {
-      multiply_add(z, triangle(offset(X, index * 192)), answers);
-      multiply_add(z, triangle(offset(W, index * 192)), u);
-      multiply_add(outputs, triangle(offset(Pb, index * 192)), z);
+      multiply_add(z, triangle(offset_by(X, index * 192)), answers);
+      multiply_add(z, triangle(offset_by(W, index * 192)), u);
+      multiply_add(outputs, triangle(offset_by(Pb, index * 192)), z);
     }
     if (WRITE == DELTA) {
-      const Columns<NC> error = minus(u, answers);
+      const Columns<NC> error = difference(u, answers);
       u = zero_columns<NC>();
-      multiply_add(u, triangle(offset(X, index * 192)), error);
+      multiply_add(u, triangle(offset_by(X, index * 192)), error);
     }
     multiply_add(outputs, triangle(P + index * 192), u);
     store_outputs<NC, N>(outputs, out, next_token, start, n, at);

@@ -41,8 +41,8 @@ template <typename P> inline Row<P> row(View<P> x, int b, int t, int h) {
 }
 inline Row<Absent> row(View<Absent>, int, int, int) { return Row<Absent>(); }
 
-template <typename P> inline void next(thread Row<P>& x) { x.data += x.next; }
-inline void next(thread Row<Absent>&) {}
+template <typename P> inline void to_next(thread Row<P>& x) { x.data += x.next; }
+inline void to_next(thread Row<Absent>&) {}
 
 template <typename P> inline float load(Row<P> x, int i) { return float(x.data[i * x.step]); }
 inline float load(Row<Absent>, int) { return 0.0f; }
@@ -58,8 +58,8 @@ template <typename P> inline float4 load4(Row<P> x, int i) {
 }
 inline float4 load4(Row<Absent>, int) { return float4(0.0f); }
 
-template <typename P> inline P offset(P p, int64_t n) { return p + n; }
-inline Absent offset(Absent p, int64_t) { return p; }
+template <typename P> inline P offset_by(P p, int64_t n) { return p + n; }
+inline Absent offset_by(Absent p, int64_t) { return p; }
 
 template <typename OUT> inline void put(device OUT* p, int64_t i, float x) { p[i] = OUT(x); }
 inline void put(Absent, int64_t, float) {}
@@ -70,8 +70,9 @@ template <typename P> inline int real_tokens(View<P> lengths, int b, int T) {
 }
 inline int real_tokens(View<Absent>, int, int T) { return T; }
 
-// The decay exp(g) of a state as one number: up to one half the factor itself, above it the change exp(g) - 1 <= 0, sign
-// bit set. Rounding a factor just below 1 the same way for every token would drift, by 1e-4 in 8,192 tokens of g = -1e-4.
+// The decay exp(g) of a state as one number: up to one half the factor itself, above it the change exp(g) - 1 <= 0 with
+// its sign bit set. Factors just below 1, rounded the same way for every token, would drift: by 1e-4 in 8,192 tokens of
+// g = -1e-4.
 inline float decay_of(float g) {
   const float w = exp(g);
   if (w <= 0.5f) return w;
@@ -125,7 +126,7 @@ template <int L, int M> inline float read(Part<M> s, Part<M> k) {
   return sum;
 }
 
-template <int M> inline void decay(thread Part<M>& s, Part<M> by) {
+template <int M> inline void apply_decay(thread Part<M>& s, Part<M> by) {
 #pragma unroll
   for (int i = 0; i < M; ++i) {
 #pragma unroll

@@ -1,12 +1,13 @@
-// One to sixteen tokens of a whole mixer in one dispatch, from its projections to its normed and gated output. A kernel's
-// body calls these functions one after the other:
+// One to sixteen tokens of a whole mixer in one dispatch, from its projections to its normed and gated output. The body
+// of a kernel calls these functions one after the other:
 //
 //   1  all threads: convolution, activation, unit norm and gates of all tokens, into threadgroup memory
 //   2  L lanes per row of the state, K / L channels each in registers: the recurrence over all tokens
 //   3  one SIMD-group per token: RMS norm over the head and output gate
 //
 // A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
-// The record of one token in threadgroup memory, SIZE floats: q | k of each sub-token | v of each | decays | a | b | betas.
+// The record of one token in threadgroup memory, SIZE floats:
+// q | k of each sub-token | v of each sub-token | decays | a | b | betas
 
 // What a threadgroup works on, and which of its SIMD-groups and lanes this thread is
 struct Place {
@@ -85,8 +86,8 @@ template <int DECAY, int M, int L> inline Part<M> staged_decay(const threadgroup
 // Only the first lane of a row touches its v, so that no other can read it late.
 template <int K, int VT, int L, int SIZE, int DECAY, int WRITE, int N, int KEYS, int VALUES, int DECAYS, int A, int B,
           int BETAS, typename SP, typename U_OUT, typename Z_OUT>
-inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U_OUT tape_u, Z_OUT tape_z, int T, int HV,
-                  int V, Place p) {
+inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U_OUT tape_u, Z_OUT tape_z, int T,
+                  int HV, int V, Place p) {
   constexpr int M = K / (4 * L), ROWS = 32 / L;
   const int part = p.lane % L;
   for (int r = p.group * ROWS + p.lane / L; r < VT; r += p.groups * ROWS) {
@@ -96,7 +97,7 @@ inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
       float answer = 0.0f;
       if (WRITE == LOW_RANK) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
-      if (DECAY != NO_DECAY) decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
+      if (DECAY != NO_DECAY) apply_decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const Part<M> k = part_of<M, L>(staged(x + KEYS + j * K), part);
@@ -135,7 +136,8 @@ inline void finish(const threadgroup float* outputs, View<WP> weight, View<GP> g
     for (int d = p.lane; d < VT; d += 32) {
       float x = t < p.n ? outputs[t * SIZE + d] * norm : 0.0f;
       if (NORMED) x *= load(row(weight, 0, 0, 0), d);
-      if (ACTIVATION != IDENTITY && t < p.n) x *= activated<ACTIVATION>(load(row(gate, p.batch, t, 0), p.hv * V + p.v0 + d));
+      if (ACTIVATION != IDENTITY && t < p.n)
+        x *= activated<ACTIVATION>(load(row(gate, p.batch, t, 0), p.hv * V + p.v0 + d));
       y[at + d] = Y(x);
     }
   }

@@ -17,16 +17,16 @@ inline constexpr ushort lane_of(int row, int column) {
   return ((row & 4) << 2) | ((column & 4) << 1) | ((row & 3) << 1) | ((column & 2) >> 1);
 }
 
-inline Matrix matrix(float first, float second) {
+inline Matrix matrix_of(float first, float second) {
   Matrix m;
   m.thread_elements()[0] = first;
   m.thread_elements()[1] = second;
   return m;
 }
-inline Matrix zero() { return matrix(0.0f, 0.0f); }
+inline Matrix zero() { return matrix_of(0.0f, 0.0f); }
 inline float first(Matrix m) { return m.thread_elements()[0]; }
 inline float second(Matrix m) { return m.thread_elements()[1]; }
-inline Matrix scaled(Matrix m, float x) { return matrix(first(m) * x, second(m) * x); }
+inline Matrix scaled(Matrix m, float x) { return matrix_of(first(m) * x, second(m) * x); }
 
 inline void multiply_add(thread Matrix& sum, Matrix a, Matrix b) { simdgroup_multiply_accumulate(sum, a, b, sum); }
 
@@ -46,8 +46,8 @@ inline Matrix transposed_tile(Absent, int) { return zero(); }
 
 // Elements i and i + 1 of a vector
 template <typename P> inline Matrix pair_of(Row<P> x, int i) {
-  if (x.step == 1) return matrix(float(x.data[i]), float(x.data[i + 1]));
-  return matrix(load(x, i), load(x, i + 1));
+  if (x.step == 1) return matrix_of(float(x.data[i]), float(x.data[i + 1]));
+  return matrix_of(load(x, i), load(x, i + 1));
 }
 
 struct Triangle {

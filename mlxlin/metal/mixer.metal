@@ -70,8 +70,8 @@ inline Lanes<K> vector_of(const thread Channels<W, XP, MP, WP, BP>& s, int b, in
   return v;
 }
 
-// The log decay of channel d (0: of the head) from its projected input. `rate` and `bias` belong to SOFTPLUS, where rate
-// is -exp(A_log), and SIGMOID, where it is exp(A_log); `constant_` is SIGMOID's bound and LOGSIGMOID's divisor.
+// The log decay of channel d (0: of the head) from its projected input. `rate` and `bias` belong to SOFTPLUS, where
+// rate is -exp(A_log), and SIGMOID, where it is exp(A_log); `constant_` is SIGMOID's bound and LOGSIGMOID's divisor.
 template <int KIND, typename GP, typename RP, typename BP>
 inline float log_decay(View<GP> g, View<RP> rate, View<BP> bias, float constant_, float floor_, int b, int t, int hv,
                        int d) {

@@ -24,10 +24,15 @@ inline void add_norm(View<XP> x_, View<RP> residual_, View<WP> weight, int T, in
     squares += float(s) * float(s);
   }
   const float norm = rsqrt(threadgroup_sum(squares, scratch, group, threads / 32, lane) / D + eps);
-  for (int d = thread_; d < D; d += threads) normed[at + d] = Y(float(Y(load(x, d) + load(residual, d))) * norm * load(w, d));
+  for (int d = thread_; d < D; d += threads) {
+    const Y s = Y(load(x, d) + load(residual, d));
+    normed[at + d] = Y(float(s) * norm * load(w, d));
+  }
 }
 
-template <int ACTIVATION, typename P> inline float factor(Row<P> gate, int i) { return activated<ACTIVATION>(load(gate, i)); }
+template <int ACTIVATION, typename P> inline float factor(Row<P> gate, int i) {
+  return activated<ACTIVATION>(load(gate, i));
+}
 template <int ACTIVATION> inline float factor(Row<Absent>, int) { return 1.0f; }
 
 // rms_norm of each group of D channels times `weight`, gated after the norm, or before it where GATE_FIRST (Mamba-2).

@@ -74,14 +74,14 @@ inline Triangle segment_decays(float g, uint lane) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const int t = at.row + block_row(i), j = at.column + block_column(i);
-    decays.m[i] = matrix(j <= t ? exp(sums[2 * i]) : 0.0f, j + 1 <= t ? exp(sums[2 * i + 1]) : 0.0f);
+    decays.m[i] = matrix_of(j <= t ? exp(sums[2 * i]) : 0.0f, j + 1 <= t ? exp(sums[2 * i + 1]) : 0.0f);
   }
   return decays;
 }
 
-inline Triangle times(Triangle a, Triangle b) {
+inline Triangle elementwise(Triangle a, Triangle b) {
 #pragma unroll
-  for (int i = 0; i < 3; ++i) a.m[i] = matrix(first(a.m[i]) * first(b.m[i]), second(a.m[i]) * second(b.m[i]));
+  for (int i = 0; i < 3; ++i) a.m[i] = matrix_of(first(a.m[i]) * first(b.m[i]), second(a.m[i]) * second(b.m[i]));
   return a;
 }
 
@@ -116,10 +116,10 @@ inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, V
     const bool decays = token < n && (start + token) % N == 0;
     const float g = decays ? load(row(g_, batch, (start + token) / N, hv), 0) : 0.0f;
     const Triangle E = segment_decays(g, lane);
-    store(times(qk, E), P + at * 192);
+    store(elementwise(qk, E), P + at * 192);
     if (WRITE == DELTA) {
       const float beta = token < n ? load(row(beta_, batch, start + token, hv), 0) : 0.0f;
-      store_inverse(times(kk, E), beta, offset(X, at * 192), lane);
+      store_inverse(elementwise(kk, E), beta, offset_by(X, at * 192), lane);
     }
     float sum = 0.0f;
 #pragma unroll

@@ -84,12 +84,12 @@ inline void add_pairs(thread Triangle& sum, int block, int h, threadgroup float*
     multiply_add(product, tile(rows + block_row(block) * LD + d, LD),
                  transposed_tile(columns + block_column(block) * LD + d, LD));
   }
-  sum.m[block] = matrix(first(sum.m[block]) + (belongs(t, j, h) ? first(product) : 0.0f),
+  sum.m[block] = matrix_of(first(sum.m[block]) + (belongs(t, j, h) ? first(product) : 0.0f),
                         second(sum.m[block]) + (belongs(t, j + 1, h) ? second(product) : 0.0f));
 }
 
 template <int h, int WRITE>
-inline void level(thread Grams& grams, const thread Tokens& x, threadgroup float* first, threadgroup float* second,
+inline void add_level(thread Grams& grams, const thread Tokens& x, threadgroup float* first, threadgroup float* second,
                   int lane, Position at) {
   simdgroup_barrier(mem_flags::mem_threadgroup);
   stage<h, WRITE>(x, first, second, lane);
@@ -170,21 +170,21 @@ inline void prep_channel(View<QP> q, View<KP> k, View<GP> g, View<BETA> beta_, V
       x.w[t] = exp(x.w[t]);
     }
     G[at * K + d] = decay_of(sum);
-    store_decayed<WRITE>(x, offset(Xd, at * C * K), Qd + at * C * K, Kd + at * C * K, offset(Bd, at * C * K), d);
-    level<8, WRITE>(grams, x, first, second, lane, p);
-    level<4, WRITE>(grams, x, first, second, lane, p);
-    level<2, WRITE>(grams, x, first, second, lane, p);
-    level<1, WRITE>(grams, x, first, second, lane, p);
+    store_decayed<WRITE>(x, offset_by(Xd, at * C * K), Qd + at * C * K, Kd + at * C * K, offset_by(Bd, at * C * K), d);
+    add_level<8, WRITE>(grams, x, first, second, lane, p);
+    add_level<4, WRITE>(grams, x, first, second, lane, p);
+    add_level<2, WRITE>(grams, x, first, second, lane, p);
+    add_level<1, WRITE>(grams, x, first, second, lane, p);
     own_products(grams.qk, x.q, x.k, first, second, lane, p);
     if (WRITE == LOW_RANK) own_products(grams.qb, x.q, x.b, first, second, lane, p);
   }
   store(grams.qk, P + at * 192);
   if (WRITE == DELTA) {
     const int t = lane % C;
-    store_inverse(grams.xk, t < n ? load(row(beta_, batch, start + t, hv), 0) : 0.0f, offset(X, at * 192), lane);
+    store_inverse(grams.xk, t < n ? load(row(beta_, batch, start + t, hv), 0) : 0.0f, offset_by(X, at * 192), lane);
   }
   if (WRITE == LOW_RANK) {
-    store(grams.qb, offset(Pb, at * 192));
-    store_low_rank(grams.xb, grams.xk, offset(X, at * 192), offset(W, at * 192), first, lane);
+    store(grams.qb, offset_by(Pb, at * 192));
+    store_low_rank(grams.xb, grams.xk, offset_by(X, at * 192), offset_by(W, at * 192), first, lane);
   }
 }

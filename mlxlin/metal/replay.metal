@@ -21,17 +21,17 @@ inline void replay(View<SP> S, View<GP> g_, View<KP> k_, View<UP> u_, View<ZP> z
   Row<BP> b = row(b_, batch, 0, h);
   Part<M> s = part_of<M, L>(row(S, batch, hv, r), part);
   for (int t = 0; t < n; ++t) {
-    if (DECAY == HEAD_DECAY) decay(s, filled<M>(decay_of(load(g, 0))));
-    if (DECAY == CHANNEL_DECAY) decay(s, decays_of(part_of<M, L>(g, part)));
+    if (DECAY == HEAD_DECAY) apply_decay(s, filled<M>(decay_of(load(g, 0))));
+    if (DECAY == CHANNEL_DECAY) apply_decay(s, decays_of(part_of<M, L>(g, part)));
     for (int j = 0; j < N; ++j) {
       write(s, load(u, r), part_of<M, L>(k, part));
-      next(k);
-      next(u);
+      to_next(k);
+      to_next(u);
     }
     replay_low_rank<L>(s, z, b, r, part);
-    next(g);
-    next(z);
-    next(b);
+    to_next(g);
+    to_next(z);
+    to_next(b);
   }
   put<L>(S_out, ((int64_t(batch) * HV + hv) * V + r) * K, part, s);
 }

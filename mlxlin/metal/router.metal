@@ -1,13 +1,15 @@
 // The k experts of each token, best first, ties to the lower index; one SIMD-group per token.
 //
-// Scores are the softmax or the sigmoids of the logits. Selection may add a correction per expert and keep only the best
-// groups of experts, ranked by the sum of their two best scores (DeepSeek-V3, arXiv:2412.19437); weights are scores
-// without the correction, divided by their sum where NORMALIZED, times a factor.
+// Scores are the softmax or the sigmoids of the logits. Selection may add a correction per expert and keep only the
+// best groups of experts, ranked by the sum of their two best scores (DeepSeek-V3, arXiv:2412.19437); weights are
+// scores without the correction, divided by their sum where NORMALIZED, times a factor.
 
-// The best remaining value over all lanes and its index; `remaining` holds E values, i = lane + 32 j.
+// E values over the lanes of a SIMD-group: value lane + 32 j in x[j]
 template <int M> struct Scores {
   float x[M];
 };
+
+// The largest value with an index in [first, end), and that index; `end` if that value is NaN.
 template <int M> inline int best(const thread Scores<M>& s, int first, int end, int lane, thread float& value) {
   float top = -INFINITY;
 #pragma unroll
@@ -85,7 +87,8 @@ template <int E, int GROUPS, int GROUPS_KEPT, int M> inline void keep_groups(thr
   choice = kept;
 }
 
-template <int E, int TOP, int GROUPS, int GROUPS_KEPT, bool SOFTMAX, bool NORMALIZED, typename LP, typename CP, typename W>
+template <int E, int TOP, int GROUPS, int GROUPS_KEPT, bool SOFTMAX, bool NORMALIZED, typename LP, typename CP,
+          typename W>
 inline void router_topk(View<LP> logits, View<CP> correction, int T, float factor, device int* indices,
                         device W* weights, uint token, uint lane_) {
   constexpr int M = (E + 31) / 32;

@@ -47,7 +47,7 @@ inline void scan(View<QP> q_, View<KP> k_, View<VP> v_, View<GP> g_, View<BETA> 
         if (DECAY != NO_DECAY && j == 0) {
           const Part<M> w = decays<DECAY, M, L>(g, part);
 #pragma unroll
-          for (int r = 0; r < R; ++r) decay(s[r], w);
+          for (int r = 0; r < R; ++r) apply_decay(s[r], w);
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -61,18 +61,18 @@ inline void scan(View<QP> q_, View<KP> k_, View<VP> v_, View<GP> g_, View<BETA> 
           for (int r = 0; r < R; ++r) write(s[r], answer[r], bb);
         }
         if (NORMALIZE) write(z, 1.0f, kk);
-        next(k);
-        next(v);
-        next(beta);
+        to_next(k);
+        to_next(v);
+        to_next(beta);
       }
       const Part<M> qq = part_of<M, L>(q, part);
       const float norm = NORMALIZE ? read<L>(z, qq) + eps : 1.0f;
 #pragma unroll
       for (int r = 0; r < R; ++r) out[r] = NORMALIZE ? read<L>(s[r], qq) / norm : read<L>(s[r], qq);
-      next(q);
-      next(a);
-      next(b);
-      next(g);
+      to_next(q);
+      to_next(a);
+      to_next(b);
+      to_next(g);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r)

@@ -15,11 +15,11 @@ template <int NC> inline void multiply_add(thread Columns<NC>& sum, Triangle x, 
 #pragma unroll
   for (int c = 0; c < NC; ++c) multiply_add(sum.m[0][c], sum.m[1][c], x, y.m[0][c], y.m[1][c]);
 }
-template <int NC> inline Columns<NC> minus(Columns<NC> x, Columns<NC> y) {
+template <int NC> inline Columns<NC> difference(Columns<NC> x, Columns<NC> y) {
 #pragma unroll
   for (int c = 0; c < NC; ++c) {
-    x.m[0][c] = matrix(first(x.m[0][c]) - first(y.m[0][c]), second(x.m[0][c]) - second(y.m[0][c]));
-    x.m[1][c] = matrix(first(x.m[1][c]) - first(y.m[1][c]), second(x.m[1][c]) - second(y.m[1][c]));
+    x.m[0][c] = matrix_of(first(x.m[0][c]) - first(y.m[0][c]), second(x.m[0][c]) - second(y.m[0][c]));
+    x.m[1][c] = matrix_of(first(x.m[1][c]) - first(y.m[1][c]), second(x.m[1][c]) - second(y.m[1][c]));
   }
   return x;
 }
@@ -99,9 +99,9 @@ template <int K, typename XP, typename BP> struct ChannelTiles {
 
   void enter(int64_t chunk_, int, int, int, int, Position) thread { chunk = chunk_; }
   int64_t first(int i, int lower) const thread { return (chunk * (K / 4) + 2 * i + lower) * 64; }
-  Matrix reading(int i, int lower) const thread { return tile(offset(x, first(i, lower)), 8); }
+  Matrix reading(int i, int lower) const thread { return tile(offset_by(x, first(i, lower)), 8); }
   Matrix writing(int i, int lower) const thread { return tile(k + first(i, lower), 8); }
-  Matrix writing_back(int i, int lower) const thread { return tile(offset(b, first(i, lower)), 8); }
+  Matrix writing_back(int i, int lower) const thread { return tile(offset_by(b, first(i, lower)), 8); }
   Matrix querying(int i, int lower, Position) const thread { return tile(q + first(i, lower), 8); }
   template <int NC> void decay_answers(thread Columns<NC>&) const thread {}
   template <int NC> void decay_writes(thread Columns<NC>&) const thread {}
