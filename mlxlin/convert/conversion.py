@@ -163,12 +163,11 @@ def _write(
         (new / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 
-def _arrays(prepared: Prepared, progress: Progress | None) -> Iterator[tuple[str, mx.array]]:
+def _arrays(prepared: Prepared, progress: Progress | None) -> Iterator[tuple[str, Iterator[mx.array]]]:
+    """Every stored array in order, in blocks; nothing is kept."""
     done = 0
     for item in prepared.items:
-        arrays = item.read()
-        for name in item.stored:
-            yield name, arrays.pop(name)
+        yield from item.stream()
         done += item.nbytes
         if progress is not None:
             progress(done, prepared.nbytes)

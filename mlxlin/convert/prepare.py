@@ -6,7 +6,7 @@ The same list is written by a conversion and filled into a model by `load`, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
@@ -36,6 +36,7 @@ class Item:
         stored: name -> dtype and shape of the arrays `read` gives.
         read: the arrays, by name.
         quantization: how the matrix is packed; None for plain numbers.
+        pieces: of a plain matrix stacked from many (experts), one reader for each, to be read one at a time.
         note: why it is stored differently from what was asked for.
     """
 
@@ -46,7 +47,17 @@ class Item:
     stored: dict[str, Shape]
     read: Callable[[], Arrays]
     quantization: QuantSpec | None = None
+    pieces: tuple[Callable[[], mx.array], ...] = ()
     note: str = ""
+
+    def stream(self) -> Iterator[tuple[str, Iterator[mx.array]]]:
+        """The arrays in the order of `stored`, each as consecutive blocks, so that no stack is ever whole in memory."""
+        if self.pieces:
+            yield self.name, (piece() for piece in self.pieces)
+            return
+        arrays = self.read()
+        for name in self.stored:
+            yield name, iter([arrays.pop(name)])
 
     @property
     def nbytes(self) -> int:
@@ -170,9 +181,9 @@ def _items(source: Source, plan: Plan, stored: dict[str, Shape]) -> Iterable[Ite
         module = name.removesuffix(".weight")
         if module + ".scales" not in targets:
             made = [targets[name]]
-            yield Item(
-                name, parameter.role, parameter.shape, _sources(source, made), {name: stored[name]}, _reader(made)
-            )
+            sources, own = _sources(source, made), {name: stored[name]}
+            pieces = _pieces(source, targets[name])
+            yield Item(name, parameter.role, parameter.shape, sources, own, _reader(made), pieces=pieces)
             continue
         parts = [targets[f"{module}.{part}"] for part in _PARTS if f"{module}.{part}" in targets]
         sources = _sources(source, parts)
@@ -186,6 +197,14 @@ def _items(source: Source, plan: Plan, stored: dict[str, Shape]) -> Iterable[Ite
             _reader(parts),
             spec,
         )
+
+
+def _pieces(source: Source, target: Target) -> tuple[Callable[[], mx.array], ...]:
+    """Readers of the tensors that `target` is the stack of: E tensors of shape s make one of shape [E, *s]."""
+    tensors = [source.tensors[name] for name in target.sources]
+    shapes = {tensor.shape for tensor in tensors}
+    stacked = len(tensors) > 1 and len(shapes) == 1 and target.shape == (len(tensors), *shapes.pop())
+    return tuple(tensor.read for tensor in tensors) if stacked else ()
 
 
 def _sources(source: Source, targets: list[Target]) -> tuple[str, ...]:
@@ -221,10 +240,11 @@ def _stored_as(item: Item, recipe: Recipe, dtype: mx.Dtype | None) -> Item:
     stored = {f"{module}.{part}": s for part, s in packed_shapes(item.shape, shape.dtype, spec).items()}
 
     def read() -> Arrays:
-        parts = quantize(item.read()[item.name], spec, module)
+        blocks = (block for _, part in item.stream() for block in part)
+        parts = quantize(blocks, item.shape, spec, module)
         return {f"{module}.{part}": array for part, array in parts.items()}
 
-    return replace(item, name=module, stored=stored, read=read, quantization=spec, note=note)
+    return replace(item, name=module, stored=stored, read=read, quantization=spec, pieces=(), note=note)
 
 
 def _cast(item: Item, dtype: mx.Dtype | None) -> Item:
@@ -244,7 +264,10 @@ def _cast(item: Item, dtype: mx.Dtype | None) -> Item:
     def read() -> Arrays:
         return {key: _convert(array, stored[key].dtype, key) for key, array in item.read().items()}
 
-    return replace(item, stored=stored, read=read)
+    def cast(piece: Callable[[], mx.array]) -> Callable[[], mx.array]:
+        return lambda: _convert(piece(), name, item.name)
+
+    return replace(item, stored=stored, read=read, pieces=tuple(map(cast, item.pieces)))
 
 
 def _convert(array: mx.array, dtype: str, name: str) -> mx.array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,12 +73,15 @@ def header(shapes: Mapping[str, Shape], names: list[str]) -> bytes:
 
 
 def write_shard(
-    path: Path, shapes: Mapping[str, Shape], names: list[str], arrays: Iterator[tuple[str, mx.array]]
+    path: Path, shapes: Mapping[str, Shape], names: list[str], arrays: Iterator[tuple[str, Iterator[mx.array]]]
 ) -> str:
-    """Write `names` to a new file, taking each from `arrays` in that order.
+    """Write `names` to a new file, taking each from `arrays` in that order, block by block.
 
     Returns:
         The file's SHA-256, in hex.
+
+    Raises:
+        CheckpointError: an array that is not what its header says.
     """
     digest = hashlib.sha256()
     with path.open("wb", buffering=0) as file:
@@ -85,16 +89,24 @@ def write_shard(
         digest.update(head)
         file.write(head)
         for name in names:
-            got, array = next(arrays)
-            if got != name or dtype_name(array.dtype) != shapes[name].dtype or array.shape != shapes[name].shape:
-                raise CheckpointError(f"{got} turned out as {array.dtype} {array.shape}, not as planned for {name}.")
-            data = _bytes(array)
-            for start in range(0, len(data), _PIECE):
-                piece = data[start : start + _PIECE]
-                digest.update(piece)
-                while piece:
-                    piece = piece[file.write(piece) :]
+            got, blocks = next(arrays)
+            written = 0
+            for block in blocks:
+                if got != name or dtype_name(block.dtype) != shapes[name].dtype:
+                    raise CheckpointError(f"{got} turned out as {block.dtype} where {name} was planned.")
+                written += _write(file, _bytes(block), digest)
+            if written != shapes[name].nbytes:
+                raise CheckpointError(f"{name} turned out with {written} bytes, not {shapes[name].nbytes}.")
     return digest.hexdigest()
+
+
+def _write(file: io.FileIO, data: memoryview, digest: hashlib._Hash) -> int:
+    for start in range(0, len(data), _PIECE):
+        piece = data[start : start + _PIECE]
+        digest.update(piece)
+        while piece:
+            piece = piece[file.write(piece) :]
+    return len(data)
 
 
 def _bytes(array: mx.array) -> memoryview:

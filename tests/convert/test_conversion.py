@@ -12,11 +12,15 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.convert import Recipe, convert_checkpoint
+from mlxlin.convert.formats import open_checkpoint
 from mlxlin.convert.manifest import read_manifest
 from mlxlin.errors import CheckpointError, InputError, MlxlinError, ResourceError, UnsupportedError
 from mlxlin.loader import load_model
 from mlxlin.models import QuantSpec
 from tests.convert.checkpoints import CONFIG, bf16, bytes_of, config, logits, mlx_layout, same, save, weights
+from tests.models.golden import FIXTURES
+
+FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "golden.safetensors").exists())
 
 
 @pytest.mark.parametrize(
@@ -350,3 +354,14 @@ def test_a_dry_run_writes_nothing_and_tells_the_size(tmp_path: Path) -> None:
     assert report.nbytes == written.nbytes == sum(array.nbytes for array in tensors.values())
     assert sum(nbytes for _, _, nbytes in report.kinds()) == report.nbytes
     assert CONFIG["vocab_size"] == report.prepared.spec.vocab
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_the_same_bits_raw_and_converted(tmp_path: Path, name: str, bits: int | None) -> None:
+    raw, tokens = FIXTURES / name, mx.array([[1, 5, 9, 33, 60, 2, 2, 41]])
+    report = convert_checkpoint(raw, tmp_path / "out", bits=bits)
+    expected, result = (model(tokens)[0] for model in (load_model(raw, bits=bits), load_model(tmp_path / "out")))
+    assert expected is not None and result is not None and same(expected, result)
+    stored = open_checkpoint(raw).tensors
+    assert {tensor for tensor, _ in report.fates()} == set(stored)

@@ -28,7 +28,8 @@ def test_packing_in_bands_gives_the_shapes_and_bits_of_mlx(
 ) -> None:
     monkeypatch.setattr("mlxlin.convert.quantize._BAND", 3 * 128)
     matrix = mx.random.normal((*lead, 10, 128), key=mx.random.key(0)).astype(mx.bfloat16)
-    parts = quantize(matrix, spec, "x")
+    blocks = [matrix] if not lead else list(matrix)
+    parts = quantize(blocks, matrix.shape, spec, "x")
     whole = mx.quantize(matrix, group_size=spec.group_size, bits=spec.bits, mode=spec.mode)
     assert len(parts) == len(whole) and all(same(a, b) for a, b in zip(parts.values(), whole, strict=True))
     names = {mx.uint32: "U32", mx.uint8: "U8", mx.bfloat16: "BF16"}
@@ -43,7 +44,7 @@ def test_packing_in_bands_gives_the_shapes_and_bits_of_mlx(
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(NumericsError, match="layers.3.mlp.up"):
-        quantize(mx.full((4, 64), bad), QuantSpec(4, 64), "layers.3.mlp.up")
+        quantize([mx.full((4, 64), bad)], (4, 64), QuantSpec(4, 64), "layers.3.mlp.up")
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
