@@ -7,6 +7,7 @@ recurrence, its two chunk kernels, norm and gate.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,14 @@ def takes(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
     few = tokens <= longest(spec, batch)
     if not on_metal() or not fits or (not few and spec.write == "low_rank"):
         return False
-    key = f"{'decode' if few else 'prefill'}-{spec}-parts{parts(spec, batch)}-{str(dtype).rsplit('.', 1)[-1]}"
     sampled = min(2, longest(spec, batch)) if few else longest(spec, 1) + 20
+    key = _key(spec, "decode" if few else "prefill", parts(spec, batch), dtype)
     return trusted_by_key(key, lambda: complaint(spec, sample_mixer(spec, batch, sampled, dtype)))
+
+
+@cache  # spelling a specification out for every layer of every token would cost more than the dispatch
+def _key(spec: MixerSpec, kernel: str, parts: int, dtype: mx.Dtype) -> str:
+    return f"{kernel}-{spec}-parts{parts}-{str(dtype).rsplit('.', 1)[-1]}"
 
 
 def advance(spec: MixerSpec, x: Projected) -> Mixed:

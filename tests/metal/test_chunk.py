@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from mlxlin.metal.recurrence import chunk, scan
 
 from .cases import Case, arguments, assert_equals_reference
 
-LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 65)
+LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 47, 48, 65, 257)
 
 CASES = [
     Case("linear", T=18, K=96, V=64, groups=3, dtype=mx.bfloat16, keys="correlated"),
@@ -26,6 +28,7 @@ CASES = [
     Case("gated", T=33, B=3, H=2, groups=1, K=64, gates="mixed", lengths=(0, 17, 33), dtype=mx.bfloat16),
     Case("kda", T=36, K=96, V=64, groups=3, gates="mixed", keys="correlated", beta=2.0, strided=True),
     Case("dplr", T=33, B=2, K=64, V=64, groups=1, gates="mixed", keys="correlated", lengths=(3, 33)),
+    Case("decay", T=18, V=512, groups=1, gates="mixed"),
     Case("dplr", T=17, decay="head", groups=4, dtype=mx.float16, strided=True),
 ]
 
@@ -59,6 +62,18 @@ def test_b33_a_sequence_equals_its_parts(rule: str) -> None:
             y, S = chunk(replace(whole, **cut, S=S))
             outputs.append(y)
         assert_equals_reference(x, mx.concatenate(outputs, axis=1), S)
+
+
+@pytest.mark.parametrize("kernel", [chunk, scan], ids=["chunk", "scan"])
+def test_b39_a_row_of_a_padded_batch_has_the_bits_of_the_row_alone(kernel: Callable[..., Any]) -> None:
+    padded = arguments(Case("gated_delta", T=35, B=3, lengths=(35, 18, 0), gates="mixed").inputs())
+    y, S, *_ = kernel(padded)
+    for i, n in enumerate((35, 18)):
+        row = {name: getattr(padded, name)[i : i + 1, :n] for name in ("q", "k", "v", "g", "beta")}
+        y_alone, S_alone, *_ = kernel(replace(padded, **row, S=padded.S[i : i + 1], lengths=None))
+        assert mx.array_equal(y[i, :n], y_alone[0]) and mx.array_equal(S[i], S_alone[0])
+        assert mx.all(y[i, n:] == 0)
+    assert padded.S is not None and mx.array_equal(S[2], padded.S[2])
 
 
 @pytest.mark.parametrize("columns", [2, 4])

@@ -46,6 +46,7 @@ SPECS = {
     ),
     "retention": MixerSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
     "linear": MixerSpec(16, 16, 192, 32, "add", "none", qk_activation="silu"),
+    "low_rank-head": MixerSpec(16, 16, 32, 32, "low_rank", "head"),
     "low_rank": MixerSpec(16, 16, 64, 64, "low_rank", "channel"),
 }
 
@@ -118,6 +119,7 @@ CALLS = [
     Call("retention", T=2, B=3),
     Call("linear", T=1),
     Call("low_rank", T=6, strided=True),
+    Call("low_rank-head", T=2),
 ]
 
 
