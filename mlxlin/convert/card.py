@@ -7,11 +7,13 @@ from collections import Counter
 from .prepare import Prepared
 from .recipe import Recipe
 
+_ATTENTION = ("attention", "latent")  # kinds of mixers whose state grows with the context
+
 
 def text(prepared: Prepared, recipe: Recipe, repo: str | None, commit: str | None) -> str:
     """README.md; the same for the same conversion."""
     spec = prepared.spec
-    kinds = Counter("attention" if layer.mixer.kind == "attention" else "recurrent" for layer in spec.layers)
+    kinds = Counter("attention" if layer.mixer.kind in _ATTENTION else "recurrent" for layer in spec.layers)
     layers = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
     origin = f"`{repo}`, revision `{commit}`" if repo else "a local checkpoint"
     head = ["---", "library_name: mlxlin"] + ([f"base_model: {repo}"] if repo else []) + ["---", ""]
