@@ -8,7 +8,8 @@ back and edits. Counted are the prompt tokens evaluated, which costs the same on
 any scheme could do with: what the prompt has not in common with anything read before, one token at least.
 
 mlx-lm is driven as its server drives it: prompts in segments (system, messages, thinking tail), the cache of each
-segment and of each reply kept in its `LRUPromptCache`, its own `BatchGenerator`.
+segment and of each reply kept in its `LRUPromptCache`, its own `BatchGenerator`. The tail is told apart as with a
+vocabulary that has a token for <think>, which the shipped model's has not.
 
 Ends with 1 where an answer differs from that of reading everything again, or where mlxlin evaluates more than 1.1 times
 the fewest tokens.
@@ -129,13 +130,13 @@ def converse_mlx_lm(folder: Path, prompts: Sequence[list[int]], tokenizer: Any) 
     model.set_dtype(mx.float32)
     caches, generator = LRUPromptCache(), BatchGenerator(model, stop_tokens=[[id] for id in tokenizer.stop_ids])
     system = tokenizer.chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}])
-    (open_thought,) = tokenizer.encode("<think>", bos=False)
+    thinking = len(tokenizer.encode("<think>\n", bos=False))  # the tail that the template opens a reply with
     replies, costs = [], []
     for number, prompt in enumerate(prompts, 1):
         thought = tokenizer.encode(THOUGHT.format(n=number), bos=False)
         cache, rest = caches.fetch_nearest_cache("model", prompt)
         known = len(prompt) - len(rest)
-        tail = len(prompt) - 1 - prompt[::-1].index(open_thought)
+        tail = len(prompt) - thinking
         ends = [end for end in (common_prefix(system, prompt), tail, len(prompt)) if end > known]
         segments = [prompt[start:end] for start, end in zip([known, *ends], ends, strict=False)]
         generator.insert_segments(
