@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal.decode import decode, replay
 from mlxlin.metal.layers import add_norm, gated_norm, router_topk
-from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.prefill import prefill
 from mlxlin.recurrences import RULES, kernels, run
 from mlxlin.recurrences.mixer import arguments, by_kernels, float64, in_float32, mix
@@ -28,7 +28,7 @@ from mlxlin.recurrences.samples import sample, sample_mixer
 Float64 = npt.NDArray[np.float64]
 SIZES = ((64, 64, 1, mx.float32), (128, 128, 2, mx.bfloat16), (96, 192, 3, mx.float16), (256, 256, 1, mx.bfloat16))
 MIXERS = {
-    "gated delta net": MixerSpec(
+    "gated delta net": FusedSpec(
         16,
         32,
         128,
@@ -46,7 +46,7 @@ MIXERS = {
         eps=1e-6,
         gate="silu",
     ),
-    "kimi delta attention": MixerSpec(
+    "kimi delta attention": FusedSpec(
         32,
         32,
         128,
@@ -64,7 +64,7 @@ MIXERS = {
         eps=1e-5,
         gate="sigmoid",
     ),
-    "gated linear attention": MixerSpec(
+    "gated linear attention": FusedSpec(
         4,
         4,
         256,
@@ -78,7 +78,7 @@ MIXERS = {
         eps=1e-5,
         gate="silu",
     ),
-    "low rank": MixerSpec(32, 32, 64, 64, "low_rank", "channel"),
+    "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel"),
 }
 
 
@@ -185,7 +185,7 @@ def _mixer_checks() -> Iterator[Check]:
             yield _prefill_check(name, spec)
 
 
-def _decode_check(name: str, spec: MixerSpec, tokens: int, dtype: mx.Dtype) -> Check:
+def _decode_check(name: str, spec: FusedSpec, tokens: int, dtype: mx.Dtype) -> Check:
     x = sample_mixer(spec, 2, tokens, dtype)
 
     def found() -> list[mx.array]:
@@ -199,7 +199,7 @@ def _decode_check(name: str, spec: MixerSpec, tokens: int, dtype: mx.Dtype) -> C
     return Check("decode", f"{name}, T {tokens}, {_text(dtype)}", found, expected)
 
 
-def _replay_check(name: str, spec: MixerSpec) -> Check:
+def _replay_check(name: str, spec: FusedSpec) -> Check:
     """The replayed state has the bits of the decoded one: any difference is an error."""
     x = replace(sample_mixer(spec, 1, 4, mx.float32), lengths=None)
 
@@ -212,7 +212,7 @@ def _replay_check(name: str, spec: MixerSpec) -> Check:
     return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(x.S.shape)])
 
 
-def _prefill_check(name: str, spec: MixerSpec) -> Check:
+def _prefill_check(name: str, spec: FusedSpec) -> Check:
     x = replace(sample_mixer(spec, 2, 20, mx.bfloat16), lengths=None)
     names = [n for n in ("q", "k", "v", "g", "beta") if n in arguments(spec, x)[0]]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from mlxlin.backend import mx
 
 from .kernels import Outputs, lanes_per_row, launch, literal, view
-from .mixer import Mixed, MixerSpec, Projected, Record, Tape, parts
+from .mixer import FusedSpec, Mixed, Projected, Record, Tape, parts
 
 _SIMD_GROUPS = 8
 _BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
@@ -20,7 +20,7 @@ _TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
 Spell = Callable[[str], str]
 
 
-def decode(spec: MixerSpec, x: Projected, *, tape: bool = False) -> Mixed:
+def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     """Run a mixer over T <= `longest(spec, batch)` tokens.
 
     Where `parts` says that a head is split over threadgroups, y comes without the norm and the gate of `spec`.
@@ -48,7 +48,7 @@ def decode(spec: MixerSpec, x: Projected, *, tape: bool = False) -> Mixed:
     return Mixed(found["y"], found["S_out"], found.get("memory_out"), _tape(spec, found) if tape else None)
 
 
-def replay(spec: MixerSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
+def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
     """The state after the first `accepted` [B] tokens of a tape, bit for bit as if no others had been run."""
     B, HV, V, K = S.shape
     T, lanes = tape.k.shape[1] // spec.substeps, lanes_per_row(K)
@@ -65,7 +65,7 @@ def replay(spec: MixerSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.a
     return launch("replay", ["replay"], call, {**arrays, "T": T}, outputs, grid, threadgroup)[0]
 
 
-def _tape_outputs(spec: MixerSpec, B: int, T: int) -> Outputs:
+def _tape_outputs(spec: FusedSpec, B: int, T: int) -> Outputs:
     H, HV, n = spec.heads, spec.value_heads, spec.substeps
     outputs: Outputs = {
         "tape_k": ((B, T * n, H, spec.key_dim), mx.float32),
@@ -79,11 +79,11 @@ def _tape_outputs(spec: MixerSpec, B: int, T: int) -> Outputs:
     return outputs
 
 
-def _tape(spec: MixerSpec, found: Mapping[str, mx.array]) -> Tape:
+def _tape(spec: FusedSpec, found: Mapping[str, mx.array]) -> Tape:
     return Tape(**{name.removeprefix("tape_"): found[name] for name in _TAPE if name in found})
 
 
-def inputs(spec: MixerSpec, x: Projected) -> dict[str, mx.array | None]:
+def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
     """The inputs of the kernel, four-dimensional as it sees them."""
     B, T, _ = x.streams[0].shape
     per_token: dict[str, mx.array | None] = {}
@@ -108,7 +108,7 @@ class _Body:
     """The calls that make up a decode kernel."""
 
     def __init__(
-        self, spec: MixerSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, split: int
+        self, spec: FusedSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, split: int
     ) -> None:
         self._spec = spec
         self._at = record

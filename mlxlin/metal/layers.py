@@ -8,6 +8,7 @@ from .decode import ACTIVATION
 from .kernels import launch, literal, view
 from .mixer import Activation
 
+MOST_EXPERTS = 512
 _ROW = "threadgroup_position_in_grid.x, thread_position_in_threadgroup.x"
 _GROUP = "simdgroup_index_in_threadgroup, thread_index_in_simdgroup"
 
@@ -70,11 +71,12 @@ def router_topk(
     groups_kept: int = 1,
     normalized: bool = True,
     factor: float = 1.0,
+    dtype: mx.Dtype = mx.float32,
 ) -> tuple[mx.array, mx.array]:
-    """The experts of each token, best first: indices int32 [B, T, top] and weights in the dtype of the logits.
+    """The experts of each token, best first: indices uint32 [B, T, top] and weights in `dtype`.
 
     Args:
-        logits: [B, T, E], E at most 512.
+        logits: [B, T, E], E at most `MOST_EXPERTS`.
         score: "softmax" or "sigmoid".
         correction: [E], added to the scores for the choice alone.
         groups, groups_kept: only experts of the best groups (by the sum of their two best scores) are chosen from.
@@ -89,7 +91,7 @@ def router_topk(
         f"router_topk<{E}, {top}, {groups}, {groups_kept}, {flags}>({views}, T, {literal(factor)}, indices, weights, "
         "thread_position_in_grid.y, thread_index_in_simdgroup);"
     )
-    outputs = {"indices": ((B, T, top), mx.int32), "weights": ((B, T, top), logits.dtype)}
+    outputs = {"indices": ((B, T, top), mx.uint32), "weights": ((B, T, top), dtype)}
     grid, threadgroup = (32, B * T, 1), (32, 8, 1)
     indices, weights = launch("router_topk", ["mixer", "router"], body, {**arrays, "T": T}, outputs, grid, threadgroup)
     return indices, weights

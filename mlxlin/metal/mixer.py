@@ -12,7 +12,7 @@ LONGEST = 16
 
 
 @dataclass(frozen=True)
-class MixerSpec:
+class FusedSpec:
     """What a mixer does between its projections and its output projection.
 
     Attributes:
@@ -133,7 +133,7 @@ class Record:
     size: int
 
     @classmethod
-    def of(cls, spec: MixerSpec, rows: int) -> Record:
+    def of(cls, spec: FusedSpec, rows: int) -> Record:
         K, n = spec.key_dim, spec.substeps
         low_rank = K if spec.write == "low_rank" else 0
         sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], low_rank, low_rank]
@@ -142,7 +142,7 @@ class Record:
         return cls(*ends)
 
 
-def parts(spec: MixerSpec, batch: int) -> int:
+def parts(spec: FusedSpec, batch: int) -> int:
     """Threadgroups per value head: more than one where there are too few heads to keep a GPU's memory busy."""
     n = 1
     while batch * spec.value_heads * n < 16 and spec.value_dim // (2 * n) >= 16 and spec.value_dim % (2 * n) == 0:
@@ -150,6 +150,6 @@ def parts(spec: MixerSpec, batch: int) -> int:
     return n
 
 
-def longest(spec: MixerSpec, batch: int) -> int:
+def longest(spec: FusedSpec, batch: int) -> int:
     """The most tokens `decode` takes at once: what fits into threadgroup memory, at most 16."""
     return min(LONGEST, Record.FLOATS // Record.of(spec, spec.value_dim // parts(spec, batch)).size)

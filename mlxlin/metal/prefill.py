@@ -8,7 +8,7 @@ from mlxlin.backend import mx
 
 from .decode import ACTIVATION, inputs
 from .kernels import Outputs, launch, literal, view
-from .mixer import MixerSpec, Projected
+from .mixer import FusedSpec, Projected
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Prepared:
     memory: mx.array | None = None
 
 
-def prefill(spec: MixerSpec, x: Projected) -> Prepared:
+def prefill(spec: FusedSpec, x: Projected) -> Prepared:
     """Convolution, activations, unit norm and gates in one dispatch; zeros past the last real token of each row."""
     assert isinstance(x.qkv, mx.array)
     B, T, _ = x.qkv.shape
@@ -54,7 +54,7 @@ def prefill(spec: MixerSpec, x: Projected) -> Prepared:
     return Prepared(**dict(zip(outputs, results, strict=True)))
 
 
-def _body(spec: MixerSpec, arrays: dict[str, mx.array | None], outputs: Outputs) -> list[str]:
+def _body(spec: FusedSpec, arrays: dict[str, mx.array | None], outputs: Outputs) -> list[str]:
     """The SIMD-groups of queries, keys and values, one branch each."""
     H, HV, K, V, n = spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps
 

@@ -89,7 +89,7 @@ template <int E, int GROUPS, int GROUPS_KEPT, int M> inline void keep_groups(thr
 
 template <int E, int TOP, int GROUPS, int GROUPS_KEPT, bool SOFTMAX, bool NORMALIZED, typename LP, typename CP,
           typename W>
-inline void router_topk(View<LP> logits, View<CP> correction, int T, float factor, device int* indices,
+inline void router_topk(View<LP> logits, View<CP> correction, int T, float factor, device uint* indices,
                         device W* weights, uint token, uint lane_) {
   constexpr int M = (E + 31) / 32;
   const int lane = lane_;
@@ -113,7 +113,7 @@ inline void router_topk(View<LP> logits, View<CP> correction, int T, float facto
     weight = lane == i ? score : weight;
   }
   if (lane < TOP) {
-    indices[int64_t(token) * TOP + lane] = mine;
+    indices[int64_t(token) * TOP + lane] = uint(mine);
     weights[int64_t(token) * TOP + lane] = W(weight * (NORMALIZED ? factor / (sum + 1e-20f) : factor));
   }
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from mlxlin.backend import mx
+from mlxlin.backend import mx, on_metal
+from mlxlin.metal.layers import MOST_EXPERTS, router_topk
 from mlxlin.models.activations import sigmoid, silu
 from mlxlin.models.blocks import Linear, Matrix, Mlp
 from mlxlin.models.params import Parameter, Params, Table, under
 from mlxlin.models.spec import MlpSpec, MoeSpec
+from mlxlin.recurrences.probe import trusted_by_key
 
 _SORTED_FROM = 64  # token-expert pairs from which on it pays to bring the tokens of an expert together
 
@@ -81,8 +83,44 @@ class Moe:
 
     def route(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """x [N, D] -> the experts of each token [N, active] and their float32 weights."""
+        spec, logits = self._spec, self._router(x)
+        if on_metal() and logits.shape[1] <= MOST_EXPERTS and trusted_by_key(f"router-{spec}", self._complaint):
+            return self._chosen_by_kernel(logits)
+        return self._chosen(logits)
+
+    def _chosen_by_kernel(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """The same as `_chosen`, best experts first, in one dispatch."""
         spec = self._spec
-        logits = self._router(x).astype(mx.float32)
+        indices, weights = router_topk(
+            logits[None],
+            spec.active,
+            score=spec.score,
+            correction=self._correction,
+            groups=spec.groups,
+            groups_kept=spec.groups_kept,
+            normalized=spec.normalized,
+            factor=spec.factor,
+        )
+        return indices[0], weights[0]
+
+    def _complaint(self) -> str:
+        """What is wrong with the kernel's choice for some random tokens; empty where nothing is."""
+        logits = mx.random.normal((5, self._router.matrix.rows), key=mx.random.key(0))
+        try:
+            found = self._chosen_by_kernel(logits)
+            mx.eval(found)
+        except Exception as error:  # whatever the compiler raises
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+        by_kernel, exact = (self._dense(logits, *chosen) for chosen in (found, self._chosen(logits)))
+        return "" if mx.allclose(by_kernel, exact, 1e-5, 1e-7) else "other experts or weights were chosen"
+
+    @staticmethod
+    def _dense(logits: mx.array, indices: mx.array, weights: mx.array) -> mx.array:
+        """The weight of every expert, whatever the order they were chosen in."""
+        return mx.put_along_axis(mx.zeros(logits.shape), indices, weights, axis=1)
+
+    def _chosen(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        spec, logits = self._spec, logits.astype(mx.float32)
         scores = sigmoid(logits) if spec.score == "sigmoid" else mx.softmax(logits, axis=-1)
         wanted = scores if self._correction is None else scores + self._correction
         if spec.groups > 1:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal import decode as kernel
 from mlxlin.metal.layers import gated_norm
-from mlxlin.metal.mixer import Activation, Mixed, MixerSpec, Projected, longest, parts
+from mlxlin.metal.mixer import Activation, FusedSpec, Mixed, Projected, longest, parts
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import supports
 
@@ -36,12 +36,12 @@ _RULES = {
 }
 
 
-def rule_of(spec: MixerSpec) -> str:
+def rule_of(spec: FusedSpec) -> str:
     """The name `run` knows the mixer's recurrence by."""
     return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
 
 
-def takes(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
+def takes(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
     """Whether kernels run so many tokens of such a mixer here, and do it right."""
     fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE and tokens > 0 and batch > 0
     few = tokens <= longest(spec, batch)
@@ -53,17 +53,17 @@ def takes(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
 
 
 @cache  # spelling a specification out for every layer of every token would cost more than the dispatch
-def _key(spec: MixerSpec, kernel: str, parts: int, dtype: mx.Dtype) -> str:
+def _key(spec: FusedSpec, kernel: str, parts: int, dtype: mx.Dtype) -> str:
     return f"{kernel}-{spec}-parts{parts}-{str(dtype).rsplit('.', 1)[-1]}"
 
 
-def advance(spec: MixerSpec, x: Projected) -> Mixed:
+def advance(spec: FusedSpec, x: Projected) -> Mixed:
     """A mixer over T tokens: by kernels where `takes` says so, else by `mix`."""
     stream = x.streams[0]
     return by_kernels(spec, x) if takes(spec, stream.shape[0], stream.shape[1], stream.dtype) else mix(spec, x)
 
 
-def by_kernels(spec: MixerSpec, x: Projected) -> Mixed:
+def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
     """The kernels, whether or not they were checked on this machine."""
     B, T, _ = x.streams[0].shape
     if T > longest(spec, B):
@@ -76,7 +76,7 @@ def by_kernels(spec: MixerSpec, x: Projected) -> Mixed:
     return mixed if parts(spec, B) == 1 else replace(mixed, y=_finished(spec, x, mixed.y))
 
 
-def _finished(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
+def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     """Norm and gate in a dispatch of their own."""
     if not spec.norm or x.norm is None:
         return finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
@@ -85,7 +85,7 @@ def _finished(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
     return z.reshape(y.shape)
 
 
-def complaint(spec: MixerSpec, x: Projected) -> str:
+def complaint(spec: FusedSpec, x: Projected) -> str:
     """What is wrong with the kernels' results for x; empty where nothing is."""
     try:
         found = by_kernels(spec, x)
@@ -110,7 +110,7 @@ def in_float32(x: Projected) -> Projected:
     return replace(x, qkv=(q, k, v) if isinstance(x.qkv, tuple) else q)
 
 
-def mix(spec: MixerSpec, x: Projected) -> Mixed:
+def mix(spec: FusedSpec, x: Projected) -> Mixed:
     """Convolution, activations, unit norm, gates, recurrence, norm and output gate, computed in float32.
 
     Returns:
@@ -124,7 +124,7 @@ def mix(spec: MixerSpec, x: Projected) -> Mixed:
     return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
 
 
-def arguments(spec: MixerSpec, x: Projected) -> tuple[dict[str, mx.array], mx.array | None]:
+def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.array | None]:
     """What `run` takes, by name and in float32, and the convolution's memory."""
     q, k, v, memory = _streams(spec, x)
     B, T = q.shape[:2]
@@ -144,7 +144,7 @@ def arguments(spec: MixerSpec, x: Projected) -> tuple[dict[str, mx.array], mx.ar
     return given, memory
 
 
-def finish(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
+def finish(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     """The norm over each head of y [B, T, HV, V] and the output gate."""
     if spec.norm:
         y = mx.fast.rms_norm(y, None if x.norm is None else x.norm.astype(y.dtype), spec.eps)
@@ -153,8 +153,8 @@ def finish(spec: MixerSpec, x: Projected, y: mx.array) -> mx.array:
     return y
 
 
-def log_decay(spec: MixerSpec, x: Projected) -> mx.array | None:
-    """g [B, T, HV] or [B, T, HV, K], see `MixerSpec.decay_kind`."""
+def log_decay(spec: FusedSpec, x: Projected) -> mx.array | None:
+    """g [B, T, HV] or [B, T, HV, K], see `FusedSpec.decay_kind`."""
     if x.decay is None:
         return None
     g = x.decay.astype(mx.float32)
@@ -170,7 +170,7 @@ def log_decay(spec: MixerSpec, x: Projected) -> mx.array | None:
     return spec.decay_constant * mx.sigmoid(rate * shifted)
 
 
-def _streams(spec: MixerSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+def _streams(spec: FusedSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
     """q, k and v [B, T, heads and sub-tokens and channels] in float32 behind the convolution, and its new memory."""
     memory = None
     if isinstance(x.qkv, tuple):

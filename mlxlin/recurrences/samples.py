@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import MixerSpec, Projected
+from mlxlin.metal.mixer import FusedSpec, Projected
 
 from .rules import RULES, DecayKind, Inputs, check
 
@@ -63,7 +63,7 @@ def sample(
     return check(rule, **given, state=(S, Z) if normalize else S, lengths=lengths, normalize=normalize)
 
 
-def sample_mixer(spec: MixerSpec, batch: int, tokens: int, dtype: mx.Dtype) -> Projected:
+def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> Projected:
     """Random projections, parameters and state of a mixer; the last row has one token less where it can."""
     rng = np.random.default_rng(0)
     HV, K, V = spec.value_heads, spec.key_dim, spec.value_dim

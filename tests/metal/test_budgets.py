@@ -14,7 +14,7 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode
-from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.recurrence import chunk, scan
 from mlxlin.recurrences.samples import sample_mixer
 from tests.msl import install, last_report
@@ -149,7 +149,7 @@ def test_scan() -> None:
 
 
 def test_decode_reads_and_writes_the_state_once() -> None:
-    spec = MixerSpec(
+    spec = FusedSpec(
         8,
         16,
         128,

@@ -10,7 +10,7 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode, replay
-from mlxlin.metal.mixer import Mixed, MixerSpec, Projected, longest, parts
+from mlxlin.metal.mixer import FusedSpec, Mixed, Projected, longest, parts
 from mlxlin.recurrences.mixer import finish, in_float32, mix
 from tests.msl import last_report
 
@@ -29,9 +29,9 @@ DELTA_NET: dict[str, Any] = {
 }
 
 
-def gated_delta_net(H: int = 16, groups: int = 1, K: int = 32, V: int = 32, **changes: Any) -> MixerSpec:
+def gated_delta_net(H: int = 16, groups: int = 1, K: int = 32, V: int = 32, **changes: Any) -> FusedSpec:
     settings = {**DELTA_NET, "decay": "head", "decay_kind": "softplus", "scale": K**-0.5, **changes}
-    return MixerSpec(H, H * groups, K, V, **settings)
+    return FusedSpec(H, H * groups, K, V, **settings)
 
 
 SPECS = {
@@ -41,13 +41,13 @@ SPECS = {
     "delta_product": gated_delta_net(8, 2, substeps=2),
     "kda": gated_delta_net(16, decay="channel", gate="sigmoid"),
     "kda-bounded": gated_delta_net(4, 4, decay="channel", decay_kind="sigmoid", decay_constant=-5.0, V=64),
-    "gla": MixerSpec(
+    "gla": FusedSpec(
         4, 4, 256, 512, "add", "channel", decay_kind="logsigmoid", decay_constant=16.0, norm=True, eps=1e-5, gate="silu"
     ),
-    "retention": MixerSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
-    "linear": MixerSpec(16, 16, 192, 32, "add", "none", qk_activation="silu"),
-    "low_rank-head": MixerSpec(16, 16, 32, 32, "low_rank", "head"),
-    "low_rank": MixerSpec(16, 16, 64, 64, "low_rank", "channel"),
+    "retention": FusedSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
+    "linear": FusedSpec(16, 16, 192, 32, "add", "none", qk_activation="silu"),
+    "low_rank-head": FusedSpec(16, 16, 32, 32, "low_rank", "head"),
+    "low_rank": FusedSpec(16, 16, 64, 64, "low_rank", "channel"),
 }
 
 
@@ -65,7 +65,7 @@ class Call:
     def __str__(self) -> str:
         return f"{self.name}-T{self.T}-B{self.B}-{str(self.dtype).removeprefix('mlx.core.')}"
 
-    def projected(self) -> tuple[MixerSpec, Projected]:
+    def projected(self) -> tuple[FusedSpec, Projected]:
         spec, rng, B, T = SPECS[self.name], np.random.default_rng(7), self.B, self.T
         H, HV, K, V, n = spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps
 
@@ -123,7 +123,7 @@ CALLS = [
 ]
 
 
-def assert_equal_mixed(spec: MixerSpec, x: Projected, found: Mixed) -> None:
+def assert_equal_mixed(spec: FusedSpec, x: Projected, found: Mixed) -> None:
     """At the tolerance of the dtype, against the twin in float32."""
     y, expected = found.y, mix(spec, in_float32(x))
     if parts(spec, y.shape[0]) > 1:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import MixerSpec, Projected
+from mlxlin.metal.mixer import FusedSpec, Projected
 from mlxlin.recurrences import mixer, run
 from mlxlin.recurrences.samples import sample, sample_mixer
 from mlxlin.selftest import MIXERS
@@ -28,7 +28,7 @@ def arrays_of(x: Projected) -> dict[str, mx.array]:
     return {f.name: z for f in fields(x) if isinstance(z := getattr(x, f.name), mx.array)}
 
 
-def decode_counts(spec: MixerSpec, tokens: int) -> Counter[str]:
+def decode_counts(spec: FusedSpec, tokens: int) -> Counter[str]:
     x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
     mx.eval(*x.streams)
     given = arrays_of(x)

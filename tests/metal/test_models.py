@@ -10,8 +10,11 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.models import Model
+from mlxlin.models import moe as moe_module
 from mlxlin.models.mixers.fused import fused_spec
-from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec
+from mlxlin.models.moe import Moe, moe_parameters
+from mlxlin.models.params import Params
+from mlxlin.models.spec import DecaySpec, LinearSpec, MoeSpec, NormSpec, OutputSpec
 from mlxlin.recurrences import kernels, mixer, probe
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
@@ -53,6 +56,21 @@ def test_a_model_gives_the_same_logits_by_kernels(config: dict[str, Any], monkey
     assert {launch.name for launch in launches} > {"prefill", "chunk", "gated_norm", "decode"}
     for a, b in zip(by_kernels, plain, strict=True):
         assert float(mx.abs(a - b).max()) < 1e-4 * float(mx.abs(b).max())
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_experts_are_chosen_by_one_kernel(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = MoeSpec(32, 4, 16, "sigmoid", correction=True, groups=groups, groups_kept=2, factor=2.5)
+    key, arrays = mx.random.key(3), {}
+    for name, parameter in moe_parameters(spec, 24).items():
+        key, own = mx.random.split(key)
+        arrays[name] = mx.random.normal(parameter.shape, key=own) * 0.3
+    moe, x = Moe(spec, Params(arrays, {})), mx.random.normal((1, 7, 24), key=key)
+    plain = moe(x)
+    monkeypatch.setattr(moe_module, "on_metal", lambda: True)
+    assert moe._complaint() == ""
+    assert {launch.name for launch in launches_of(lambda: mx.eval(moe.route(x[0])))} == {"router_topk"}
+    assert float(mx.abs(moe(x) - plain).max()) < 1e-5 * float(mx.abs(plain).max())
 
 
 def test_mixers_with_parts_the_kernel_lacks_are_not_fused() -> None:

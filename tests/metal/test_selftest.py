@@ -6,7 +6,7 @@ import pytest
 
 from mlxlin import selftest
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.mixer import FusedSpec
 from mlxlin.recurrences import RULES, kernels
 from mlxlin.recurrences.rules import Inputs
 
@@ -27,7 +27,7 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(selftest, "on_metal", lambda: True)
     monkeypatch.setattr(selftest, "SIZES", SMALL[:1])
     monkeypatch.setattr(selftest, "RULES", {name: RULES[name] for name in ("gated_delta", "gated")})
-    spec = MixerSpec(1, 2, 32, 64, "delta", "head", taps=4, unit=True, beta="sigmoid", norm=True, eps=1e-6, gate="silu")
+    spec = FusedSpec(1, 2, 32, 64, "delta", "head", taps=4, unit=True, beta="sigmoid", norm=True, eps=1e-6, gate="silu")
     monkeypatch.setattr(selftest, "MIXERS", {"small": spec})
     rows = list(selftest.rows())
     assert selftest.note() == ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mlxlin.metal.mixer import MixerSpec
+from mlxlin.metal.mixer import FusedSpec
 from mlxlin.models.spec import DecaySpec, LinearSpec
 from mlxlin.recurrences import RULES
 
 
-def fused_spec(spec: LinearSpec) -> MixerSpec | None:
+def fused_spec(spec: LinearSpec) -> FusedSpec | None:
     """The mixer between its projections and its output projection; None where it has a part the kernels lack."""
     norm, decay = spec.output.norm, spec.decay
     plain = spec.features == "none" and spec.rope is None and spec.kv_heads in (0, spec.heads)
@@ -17,7 +17,7 @@ def fused_spec(spec: LinearSpec) -> MixerSpec | None:
     kind = "given" if decay is None or decay.kind == "retention" else decay.kind
     if not plain or given_beta or other_norm or kind == "forget":
         return None
-    return MixerSpec(
+    return FusedSpec(
         spec.heads,
         spec.value_heads,
         spec.key_dim,

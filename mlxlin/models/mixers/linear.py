@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import MixerSpec, Projected
+from mlxlin.metal.mixer import FusedSpec, Projected
 from mlxlin.models.activations import sigmoid, silu
 from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
 from mlxlin.models.mixers.convolution import short_convolution
@@ -145,7 +145,7 @@ class LinearMixer:
         return self._out(self._gated(y, projected.get("gate"))), new
 
     def _by_kernels(
-        self, fused: MixerSpec, projected: dict[str, mx.array], old: Mapping[str, mx.array], lengths: mx.array | None
+        self, fused: FusedSpec, projected: dict[str, mx.array], old: Mapping[str, mx.array], lengths: mx.array | None
     ) -> tuple[mx.array, LayerState]:
         """All that stands between the projections in one kernel for a few tokens, in four for many."""
         gate, (batch, length, _) = projected.get("gate"), projected["qkv"].shape
