@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from mlxlin_cli.bench import Lengths, save
 from mlxlin_cli.peer import Peer, Worker, environment, mlx_lm_worker, serve
 
@@ -185,10 +186,9 @@ def main(
 
 def compare(workers: list[Worker], name: str, lengths: tuple[int, ...], tokens: int, repetitions: int) -> None:
     """Gate, measure, print, keep."""
+    from mlxlin import bench
     from mlxlin_cli.figures import render
     from mlxlin_cli.record import Record, describe_machine
-
-    from mlxlin import bench
 
     plan = bench.Plan(lengths, lengths, tokens, repetitions)
     ours = workers[0].about
