@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Several test processes share the processors; the waiting threads of a BLAS would only spin against each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Started in the background by a shell, this process ignores interrupts, and so would those that tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
