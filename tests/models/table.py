@@ -1,0 +1,59 @@
+"""The table of docs/families.md, measured on the committed checkpoints: `python -m tests.models.table`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections import defaultdict
+from pathlib import Path
+
+from mlxlin.models import FAMILIES
+from tests.models.golden import FIXTURES, Golden, difference, model_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
+HEAD = """# Families
+
+Each family is compared with its source implementation: on the small random checkpoints in `tests/fixtures`, written by the
+source together with its logits and final states, in every test run; and on fresh random weights of other sizes in CI
+(`tests/parity`). Prefill split anywhere, decoding token by token, padded batches and greedy text are compared too.
+
+| family | source | variants | largest logit difference | state of a variant |
+|---|---|---|---|---|
+"""
+
+
+def variants() -> dict[str, list[str]]:
+    """Family name -> its fixtures, the default one first."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for folder in sorted(FIXTURES.iterdir()):
+        if (folder / "golden.safetensors").exists():
+            found[max((f for f in FAMILIES if folder.name.startswith(f)), key=len)].append(folder.name)
+    return found
+
+
+def row(family: str, names: list[str]) -> str:
+    """One line of the table."""
+    worst, state = 0.0, 0
+    source = "transformers"
+    for name in names:
+        golden = Golden.load(FIXTURES / name)
+        model = model_of(golden.config, golden.tensors)
+        logits, _ = model(golden.row(0))
+        assert logits is not None
+        worst = max(worst, difference(logits, golden.logits(0)))
+        state = state or model.fresh().recurrent_nbytes
+        # transformers stamps its version; flash-linear-attention's configs have fields of their own
+        source = "flash-linear-attention" if "fuse_norm" in golden.config else source
+    kinds = ", ".join(name.removeprefix(family).lstrip("-") or "default" for name in names)
+    return f"| `{family}` | {source} | {kinds} | {worst:.0e} | {state:,} bytes, fixed |"
+
+
+def main() -> None:
+    """Write the page."""
+    rows = [row(family, names) for family, names in sorted(variants().items())]
+    made = f"Made by `python -m tests.models.table` with MLX {importlib.metadata.version('mlx')}, float32, on "
+    PAGE.write_text(HEAD + "\n".join(rows) + f"\n\n{made}{platform.system()} {platform.machine()}.\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
