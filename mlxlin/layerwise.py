@@ -12,9 +12,10 @@ from mlxlin.convert.prepare import Arrays, Item, Prepared
 from mlxlin.convert.resolve import Progress
 from mlxlin.loader import Plan, stored_dtype
 from mlxlin.models import QuantSpec
-from mlxlin.models.blocks import Embedding, Linear, Matrix, Norm
+from mlxlin.models.blocks import Embedding, Linear, Matrix
 from mlxlin.models.decoder import Layer
 from mlxlin.models.mixers.step import Step
+from mlxlin.models.norms import Norm
 from mlxlin.models.params import Params
 from mlxlin.models.spec import NormSpec
 

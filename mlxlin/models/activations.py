@@ -1,7 +1,8 @@
 """Pointwise functions, in the form that is fast on the device.
 
 MLX's CPU backend computes exp, sigmoid and tanh one number at a time; its power is vectorised, two to four times as
-fast and as exact in float32, so there everything is built on it. Elsewhere MLX's own functions are used.
+fast and as exact in float32, so there everything large is built on it. Elsewhere, and where the number of operations
+counts more than their size, MLX's own functions are used.
 """
 
 from __future__ import annotations
@@ -9,24 +10,27 @@ from __future__ import annotations
 from mlxlin.backend import mx
 from mlxlin.recurrences.decay import exp
 
+_LARGE = 1 << 14  # elements; below, one operation costs less than the several that a power needs around it
 
-def _on_vector_units(x: mx.array) -> bool:
-    return x.dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
+
+def vectorises(dtype: mx.Dtype, size: int) -> bool:
+    """Whether functions of `size` numbers are faster built on a power."""
+    return size >= _LARGE and dtype == mx.float32 and mx.default_device() == mx.Device(mx.cpu)
 
 
 def sigmoid(x: mx.array) -> mx.array:
     """1 / (1 + exp(-x))."""
-    return 1 / (1 + exp(-x)) if _on_vector_units(x) else mx.sigmoid(x)
+    return 1 / (1 + exp(-x)) if vectorises(x.dtype, x.size) else mx.sigmoid(x)
 
 
 def silu(x: mx.array) -> mx.array:
     """x sigmoid(x)."""
-    return x / (1 + exp(-x)) if _on_vector_units(x) else x * mx.sigmoid(x)
+    return x / (1 + exp(-x)) if vectorises(x.dtype, x.size) else x * mx.sigmoid(x)
 
 
 def softplus(x: mx.array) -> mx.array:
     """log(1 + exp(x)), without overflow and exact where it is small."""
-    if _on_vector_units(x):
+    if vectorises(x.dtype, x.size):
         return mx.maximum(x, 0) + mx.log1p(exp(-mx.abs(x)))
     return mx.logaddexp(x, 0.0)
 

@@ -1,4 +1,4 @@
-"""The small parts that all layers are made of: projections, norms, feed-forward, embedding and head."""
+"""The small parts that all layers are made of: projections, feed-forward, embedding and head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlxlin.backend import mx
 from mlxlin.models.activations import silu
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table
-from mlxlin.models.spec import MlpSpec, NormSpec, RopeSpec
+from mlxlin.models.spec import MlpSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,27 +114,6 @@ def _borders(group: list[Matrix]) -> list[int]:
     return ends[1:]
 
 
-class Norm:
-    """RMS or layer normalisation over the last axis, statistics in float32."""
-
-    def __init__(self, spec: NormSpec, params: Params) -> None:
-        self._eps = spec.eps
-        self._layer = spec.kind == "layer"
-        self.weight = params.take("weight") if spec.affine else None
-        self.bias = params.take("bias") if spec.affine and self._layer else None
-
-    @staticmethod
-    def parameters(spec: NormSpec, width: int) -> Table:
-        """Expected parameters."""
-        names = ["weight", "bias"] if spec.kind == "layer" else ["weight"]
-        return {name: Parameter((width,), "keep") for name in names} if spec.affine else {}
-
-    def __call__(self, x: mx.array) -> mx.array:
-        if self._layer:
-            return mx.fast.layer_norm(x, self.weight, self.bias, self._eps)
-        return mx.fast.rms_norm(x, self.weight, self._eps)
-
-
 class Mlp:
     """Gated feed-forward: down(silu(gate x) * up x)."""
 
@@ -169,8 +148,3 @@ class Embedding:
         picked = [None if part is None else part[tokens] for part in (matrix.weight, matrix.scales, matrix.biases)]
         assert picked[0] is not None
         return Matrix(picked[0], picked[1], picked[2], matrix.quant).dense(self._dtype)
-
-
-def rotate(x: mx.array, spec: RopeSpec, positions: mx.array) -> mx.array:
-    """Rotary embedding of x [B, H, T, d], whose first token stands at `positions` [B]."""
-    return mx.fast.rope(x, spec.dims, traditional=spec.interleaved, base=spec.base, scale=1.0, offset=positions)

@@ -8,10 +8,11 @@ from typing import Literal
 
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
-from mlxlin.models.blocks import Embedding, Linear, Matrix, Norm
+from mlxlin.models.blocks import Embedding, Linear, Matrix
 from mlxlin.models.fingerprint import fingerprint
 from mlxlin.models.layer import Layer, layer_parameters
 from mlxlin.models.mixers.step import Step
+from mlxlin.models.norms import Norm
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table, under
 from mlxlin.models.spec import ModelSpec
 from mlxlin.state import LayerState, State
@@ -99,7 +100,8 @@ class Model:
         """Read tokens and predict.
 
         Args:
-            tokens: [B, T] int32, T >= 0; rows shorter than T are padded on the right with any valid token.
+            tokens: [B, T] int32, T >= 0; rows shorter than T are padded on the right with any valid token. An array with
+                T = 1 is not checked for being within the vocabulary.
             state: what came before; None for nothing. Stays valid.
             lengths: real tokens of each row, [B]; padding enters no state. None when all T are real.
             logits: for "all" tokens, for the "last" real one of each row, or "none".
@@ -167,11 +169,16 @@ class Model:
         else:
             if len({len(row) for row in tokens}) != 1:
                 raise InputError("The rows of tokens differ in length; pad them on the right and pass lengths.")
-            if bad := [t for row in tokens for t in row if not 0 <= t < self.vocab_size]:
-                raise InputError(f"Token {bad[0]} is outside the vocabulary of {self.vocab_size}.")
             ids = mx.array([list(row) for row in tokens], dtype=mx.int32)
         if ids.ndim != 2:
             raise InputError(f"Tokens must be [B, T], got shape {tuple(ids.shape)}.")
+        # A row that is not there would be read from anywhere. One token per row is one that a sampler chose: looking at
+        # it here would make decoding wait for it.
+        if ids.size and (ids.shape[1] > 1 or not isinstance(tokens, mx.array)):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.vocab_size:
+                bad = low if low < 0 else high
+                raise InputError(f"Token {bad} is outside the vocabulary of {self.vocab_size}.")
         return ids
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mlxlin.backend import mx
-from mlxlin.models.blocks import Mlp, Norm
+from mlxlin.models.blocks import Mlp
 from mlxlin.models.mixers.attention import Attention, attention_parameters
 from mlxlin.models.mixers.latent import LatentAttention, latent_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
 from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
 from mlxlin.models.mixers.step import Mixer, Step, recurrent
 from mlxlin.models.moe import Moe, moe_parameters
+from mlxlin.models.norms import Norm
 from mlxlin.models.params import Params, Table, under
 from mlxlin.models.spec import (
     AttentionSpec,

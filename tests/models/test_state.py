@@ -11,7 +11,8 @@ from mlxlin.errors import InputError, SessionError
 from mlxlin.models import Model
 from mlxlin.models.activations import softplus
 from mlxlin.models.mixers.convolution import short_convolution
-from mlxlin.models.mixers.features import unit_vectors
+from mlxlin.models.norms import UnitVectors
+from mlxlin.models.params import Params
 from mlxlin.state import State
 from tests.models.golden import FIXTURES, TOLERANCE, Golden, difference, model_of, plan_of
 
@@ -245,7 +246,6 @@ def test_the_convolution_memory_does_not_keep_the_prompt_alive() -> None:
 
 def test_b57_extreme_gates_are_a_reset_or_nothing_never_nan() -> None:
     from mlxlin.models.mixers.gates import Decay
-    from mlxlin.models.params import Params
 
     spec = model("qwen3_5").spec.layers[0].mixer
     heads = spec.value_heads
@@ -259,7 +259,7 @@ def test_b57_extreme_gates_are_a_reset_or_nothing_never_nan() -> None:
 
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e-4])
 def test_b61_unit_vectors_of_nothing_are_nothing(size: float) -> None:
-    unit = unit_vectors(mx.full((1, 1, 1, 16), size), mx.full((16,), 16**-0.5))
+    unit = UnitVectors(1.0, 16, Params({}, {}), mx.float32)(mx.full((1, 1, 1, 16), size))
     expected = size / (16 * size * size + 1e-6) ** 0.5
     assert difference(unit, mx.full((1, 1, 1, 16), expected)) < 1e-6
 
@@ -282,6 +282,8 @@ def test_wrong_shapes_are_named() -> None:
         lambda: run(mx.zeros((3,), dtype=mx.int32)),
         lambda: run([[1, 2], [3]]),
         lambda: run([[run.vocab_size]]),
+        lambda: run(mx.array([[1, run.vocab_size]])),
+        lambda: run(mx.array([[1, -1]])),
         lambda: run(tokens(3, 0, 2), state),
         lambda: run(tokens(3), lengths=[4]),
         lambda: run(tokens(3), lengths=[1, 2]),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mlxlin.backend import mx, on_metal
-from mlxlin.models.activations import sigmoid, softmax_weights
-from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
+from mlxlin.models.activations import sigmoid, softmax_weights, vectorises
+from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.step import Step, keys_values
+from mlxlin.models.norms import Norm
 from mlxlin.models.params import Parameter, Params, Table, under
 from mlxlin.models.spec import AttentionSpec, NormSpec
 from mlxlin.state import KeysValues, LayerState
@@ -68,7 +69,7 @@ class Attention:
         k = self._heads(projected["k"], spec.kv_heads, self._k_norm)
         v = self._heads(projected["v"], spec.kv_heads, None)
         if spec.rope is not None:
-            q, k = rotate(q, spec.rope, step.positions), rotate(k, spec.rope, step.positions)
+            q, k = step.rotate(q, spec.rope), step.rotate(k, spec.rope)
         remembered = keys_values(state).append(k, v)
         keys, values = remembered.view()
         y = attend(q, keys, values, scale=spec.scale, window=spec.window, step=step)
@@ -111,10 +112,10 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
 
 
 def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
-    if q.dtype != mx.float32 or mx.default_device() != mx.Device(mx.cpu):
+    (batch, heads, length, _), (kv_heads, total) = q.shape, keys.shape[1:3]
+    if not vectorises(q.dtype, batch * heads * length * total):
         return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
     # The CPU has no fused kernel: MLX would do the same steps with a slower exponential.
-    (batch, heads, length, _), (kv_heads, total) = q.shape, keys.shape[1:3]
     scores = (q * scale).reshape(batch, kv_heads, -1, q.shape[3]) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(batch, heads, length, total)
     if mask is not None:

@@ -13,7 +13,6 @@ from mlxlin.models.spec import LinearSpec
 Map = Callable[[mx.array], mx.array]
 
 _DPFP_SHIFTS = 4
-_L2_EPS = 1e-6  # under the root, added to the sum of squares
 
 
 def elu_plus_one(x: mx.array) -> mx.array:
@@ -87,8 +86,3 @@ def simplex(x: mx.array) -> mx.array:
 def unit_sum(x: mx.array) -> mx.array:
     """x divided by the sum of its absolute values."""
     return x / mx.maximum(mx.abs(x).sum(axis=-1, keepdims=True), 1e-6)
-
-
-def unit_vectors(x: mx.array, scale: mx.array) -> mx.array:
-    """scale x / sqrt(sum x^2 + 1e-6); `scale` [K] is sqrt(1 / K) times the wanted length."""
-    return mx.fast.rms_norm(x, scale, _L2_EPS / x.shape[-1])

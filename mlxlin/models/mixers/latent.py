@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from mlxlin.backend import mx
 from mlxlin.models.activations import sigmoid
-from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
+from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.attention import attend
 from mlxlin.models.mixers.step import Step, keys_values
+from mlxlin.models.norms import Norm
 from mlxlin.models.params import Parameter, Params, Table, under
 from mlxlin.models.spec import LatentSpec, NormSpec
 from mlxlin.state import KeysValues, LayerState
@@ -68,7 +69,7 @@ class LatentAttention:
         plain, turning = mx.split(q, [spec.plain_dim], axis=-1)
         latent, key = mx.split(projected[1][:, None], [spec.kv_rank], axis=-1)
         if spec.rope is not None:
-            turning, key = rotate(turning, spec.rope, step.positions), rotate(key, spec.rope, step.positions)
+            turning, key = step.rotate(turning, spec.rope), step.rotate(key, spec.rope)
         new = mx.concatenate([self._kv_norm(latent), key], axis=-1)
         remembered = keys_values(state).append(new)
         (latents,) = remembered.view()

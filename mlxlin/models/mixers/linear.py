@@ -8,7 +8,7 @@ from mlxlin import recurrences
 from mlxlin.backend import mx
 from mlxlin.metal.mixer import FusedSpec, Projected
 from mlxlin.models.activations import sigmoid, silu
-from mlxlin.models.blocks import Linear, Matrix, Norm, Projections, rotate
+from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.convolution import short_convolution
 from mlxlin.models.mixers.features import (
     feature_dim,
@@ -16,11 +16,11 @@ from mlxlin.models.mixers.features import (
     feature_parameters,
     simplex,
     unit_sum,
-    unit_vectors,
 )
 from mlxlin.models.mixers.fused import fused_spec
 from mlxlin.models.mixers.gates import Decay, decay_parameters
 from mlxlin.models.mixers.step import Step, recurrent
+from mlxlin.models.norms import Norm, UnitVectors
 from mlxlin.models.params import Parameter, Params, Table, under
 from mlxlin.models.spec import LinearSpec
 from mlxlin.state import LayerState
@@ -100,8 +100,8 @@ class LinearMixer:
         self._norm = Norm(spec.output.norm, params.at("norm")) if spec.output.norm is not None else None
         self._out = Linear(Matrix.take(params, "out"))
         dim = feature_dim(spec)
-        self._unit_q = params.made(mx.full((dim,), spec.scale * dim**-0.5, dtype=dtype))
-        self._unit_k = params.made(mx.full((dim,), dim**-0.5, dtype=dtype))
+        self._unit_q = UnitVectors(spec.scale, dim, params, dtype)
+        self._unit_k = UnitVectors(1.0, dim, params, dtype)
 
     def fresh(self, batch: int) -> LayerState:
         """The state before the first token."""
@@ -185,8 +185,8 @@ class LinearMixer:
         if self._map_q is not None and self._map_k is not None:
             q, k = self._map_q(q), self._map_k(k)
         if spec.rope is not None:
-            q = rotate(q.swapaxes(1, 2), spec.rope, step.positions).swapaxes(1, 2)
-            k = rotate(k.swapaxes(1, 2), spec.rope, step.positions).swapaxes(1, 2)
+            q = step.rotate(q.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
+            k = step.rotate(k.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
         q, k = self._normalised(q, k)
         if spec.kv_heads and spec.kv_heads != spec.heads:
             k, v = (mx.repeat(a, spec.heads // spec.kv_heads, axis=2) for a in (k, v))
@@ -195,7 +195,7 @@ class LinearMixer:
     def _normalised(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
         spec = self._spec
         if spec.qk_norm == "l2":
-            return unit_vectors(q, self._unit_q), unit_vectors(k, self._unit_k)
+            return self._unit_q(q), self._unit_k(k)
         if spec.qk_norm == "sum":
             q, k = unit_sum(q), unit_sum(k)
         if spec.simplex_q:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlxlin.backend import mx
+from mlxlin.models.rotary import Rotary
 from mlxlin.state import KeysValues, LayerState
 
 
@@ -29,6 +30,9 @@ class Step:
     slots: mx.array | None = None
     first_value: mx.array | None = None
     _masks: dict[int | None, mx.array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rotate = Rotary(self.positions, self.length)
 
     def ragged_mask(self, window: int | None) -> mx.array:
         """Which key slot each query may read, [B, 1, T, S] bool; needs `slots`. Made once for all layers."""
