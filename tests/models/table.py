@@ -14,8 +14,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 HEAD = """# Families
 
 Each family is compared with its source implementation: on the small random checkpoints in `tests/fixtures`, written by
-the source together with its logits and final states, in every test run; and on fresh random weights of other sizes in CI
-(`tests/parity`). Prefill split anywhere, decoding token by token, padded batches and greedy text are compared too.
+the source together with its logits and final states, in every test run; and on fresh random weights of other sizes in
+CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded batches and greedy text are compared too.
 
 | family | source | variants | largest logit difference | state of a variant |
 |---|---|---|---|---|
