@@ -100,8 +100,8 @@ class Model:
         """Read tokens and predict.
 
         Args:
-            tokens: [B, T] int32, T >= 0; rows shorter than T are padded on the right with any valid token. An array with
-                T = 1 is not checked for being within the vocabulary.
+            tokens: [B, T] int32, T >= 0; rows shorter than T are padded on the right with any valid token. An array
+                with T = 1 is not checked for being within the vocabulary.
             state: what came before; None for nothing. Stays valid.
             lengths: real tokens of each row, [B]; padding enters no state. None when all T are real.
             logits: for "all" tokens, for the "last" real one of each row, or "none".

@@ -80,3 +80,29 @@ def test_ragged_attention_reads_only_real_keys(dtype: mx.Dtype) -> None:
     tolerance = 2e-6 if dtype == mx.float32 else 0.05
     assert np.abs(found[0] - expected[0]).max() < tolerance and np.isfinite(found).all()
     assert np.abs(found[1, :, :3] - expected[1, :, :3]).max() < tolerance
+
+
+@pytest.mark.parametrize("dim", [64, 192])
+def test_a_fused_kernel_is_only_insisted_on_where_there_is_one(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+    """A GPU without a fused kernel for a head dim: asked once, then the scores are kept small instead."""
+    asked: list[bool] = []
+    attend = mx.fast.scaled_dot_product_attention
+
+    def without_fused(*arrays: mx.array, force_fused: bool = False, **options: object) -> mx.array:
+        asked.append(force_fused)
+        if force_fused:
+            raise ValueError("no fused kernel")
+        return attend(*arrays, **options)
+
+    monkeypatch.setattr(attention, "on_metal", lambda: True)
+    monkeypatch.setattr(attention, "vectorises", lambda dtype, size: False)
+    monkeypatch.setattr(attention, "_LARGEST_BLOCK", 32)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", without_fused)
+    attention._fused_exists.cache_clear()
+    q, k, v = (mx.random.normal((1, heads, 70, dim), key=mx.random.key(heads)) for heads in (4, 2, 2))
+    step = Step(70, mx.zeros((1,), dtype=mx.int32))
+    found = attention.attend(q, k, v, scale=0.3, window=None, step=step)
+    seen = np.tril(np.ones((70, 70), dtype=bool))
+    assert np.abs(np.array(found) - plain_attention(*(np.array(a) for a in (q, k, v)), seen)).max() < 1e-5
+    assert asked == ([False] if dim == 64 else [True, False, False, False])
+    attention._fused_exists.cache_clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mlxlin.backend import mx, on_metal
 from mlxlin.models.activations import sigmoid, softmax_weights, vectorises
 from mlxlin.models.blocks import Linear, Matrix, Projections
@@ -13,7 +15,7 @@ from mlxlin.state import KeysValues, LayerState
 
 # Scores of one attention call, in elements: where no fused kernel runs they are all in memory at once.
 _SCORES = 1 << 24
-_FUSED_DIMS = (64, 80, 128)  # head dims for which Metal prefill never holds the scores
+_FUSED_DIMS = (64, 80, 128)  # head dims for which Metal's prefill never holds the scores, without being asked
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 256
 
 
@@ -99,7 +101,8 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
         [B, H, T, e].
     """
     length, total = q.shape[2], keys.shape[2]
-    block = _block(q, total)
+    forced = _force_fused(q, keys, values, step.slots is not None or window is not None)
+    block = int(length) if forced else _block(q, total)
     outputs = []
     for start in range(0, length, block):
         stop = min(start + block, length)
@@ -107,14 +110,34 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
         first = 0 if window is None or step.slots is not None else max(0, last - (stop - start) - window + 1)
         mask = _mask(step, window, start, stop, first, last)
         part = q[:, :, start:stop] if block < length else q
-        outputs.append(_attend(part, keys[:, :, first:last], values[:, :, first:last], scale, mask))
+        outputs.append(_attend(part, keys[:, :, first:last], values[:, :, first:last], scale, mask, forced))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
 
 
-def _attend(q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
+def _force_fused(q: mx.array, keys: mx.array, values: mx.array, masked: bool) -> bool:
+    """Whether to insist on a fused kernel that MLX would not choose by itself."""
+    if q.shape[2] == 1 or not on_metal() or q.shape[3] in _FUSED_DIMS:
+        return False
+    return _fused_exists(q.shape[3], values.shape[3], q.dtype, masked)
+
+
+@lru_cache
+def _fused_exists(dim: int, value_dim: int, dtype: mx.Dtype, masked: bool) -> bool:
+    q, k, v = (mx.zeros((1, 1, 32, width), dtype=dtype) for width in (dim, dim, value_dim))
+    mask = mx.ones((32, 32), dtype=mx.bool_) if masked else "causal"
+    try:
+        mx.eval(mx.fast.scaled_dot_product_attention(q, k, v, scale=1.0, mask=mask, force_fused=True))
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _attend(
+    q: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | str | None, forced: bool
+) -> mx.array:
     (batch, heads, length, _), (kv_heads, total) = q.shape, keys.shape[1:3]
     if not vectorises(q.dtype, batch * heads * length * total):
-        return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask)
+        return mx.fast.scaled_dot_product_attention(q, keys, values, scale=scale, mask=mask, force_fused=forced)
     # The CPU has no fused kernel: MLX would do the same steps with a slower exponential.
     scores = (q * scale).reshape(batch, kv_heads, -1, q.shape[3]) @ keys.swapaxes(-1, -2)
     scores = scores.reshape(batch, heads, length, total)
