@@ -259,6 +259,13 @@ class ChatMaker:
     def single(self, maker: Callable[[], Pair]) -> Chat:
         return as_chat([maker()], self.system())
 
+    def draw_late(self) -> Chat:
+        """One chat of the last part of the training: what is learned slowest, sums and repeating, comes more often."""
+        draw = self.rng.random()
+        if draw < 0.45:
+            return self.single(lambda: sums.ask_small_sum(self.rng))
+        return self.single(self.echo) if draw < 0.53 else self.draw()
+
     def draw(self) -> Chat:
         """One chat of the training mix (shares of chats, see README.md)."""
         rng, draw = self.rng, self.rng.random()

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tools.demo_model import corpora, countries, questions, tokenizer, values, wordnet
 from tools.demo_model.chats import ChatMaker
 
-CHATS = 200_000
+CHATS, LATE_CHATS = 200_000, 60_000
 HELD_OUT_CHATS = 600
 GLOSSES = {"noun": 1000, "verb": 300, "adj": 300}
 PROSE_SHARES = {"austen": 0.38, "wordnet": 0.25, "factbook": 0.12, "bible": 0.25}
@@ -61,6 +61,7 @@ def prepare(folder: Path) -> None:
     bpe.save(str(folder / "tokenizer.json"))
 
     _write_chats(out / "chat", chats, bpe)
+    _write_chats(out / "chat_late", [maker.draw_late() for _ in range(LATE_CHATS)], bpe)
     _write_chats(out / "chat_held_out", held_out, bpe)
     sizes = {}
     for name, documents in texts.items():
@@ -141,15 +142,16 @@ class Mixture:
         rng = np.random.default_rng(seed)
         self.rng, self.batch, self.prose_share = rng, batch, prose_share
         self.chat = RowFiller(Documents.load(folder / "chat"), length, rng)
+        self.late = RowFiller(Documents.load(folder / "chat_late"), length, rng)
         self.prose = {n: RowFiller(Documents.load(folder / f"prose_{n}"), length, rng) for n in PROSE_SHARES}
 
-    def next(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """ids and mask, each [batch, length]."""
-        rows = []
+    def next(self, late: bool = False) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """ids and mask, each [batch, length]; ``late`` takes the chats of the last part of the training."""
+        chat, rows = self.late if late else self.chat, []
         for _ in range(self.batch):
             if self.rng.random() < self.prose_share:
                 name = self.rng.choice(list(PROSE_SHARES), p=list(PROSE_SHARES.values()))
                 rows.append(self.prose[name].row())
             else:
-                rows.append(self.chat.row())
+                rows.append(chat.row())
         return np.stack([r[0] for r in rows]).astype(np.int64), np.stack([r[1] for r in rows]).astype(bool)

@@ -79,6 +79,12 @@ def neighbour(rng: Random) -> tuple[str, str]:
     ), f"{n - 1} comes before {n}."
 
 
+def ask_small_sum(rng: Random) -> tuple[str, str]:
+    """An addition or subtraction of 0..20."""
+    a, b = rng.randint(0, 20), rng.randint(0, 20)
+    return add(a, b, rng) if rng.random() < 0.6 else subtract(max(a, b), min(a, b), rng)
+
+
 def ask_sum(rng: Random) -> tuple[str, str]:
     """A random small sum with its answer; sums of 0..20 are the commonest."""
     draw = rng.random()

@@ -24,6 +24,7 @@ LENGTH, BATCH = 512, 4  # rows of a step, over all processes
 PROSE_SHARE = 0.36
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
 WARM_UP_STEPS, DECAY_FROM = 50, 0.35  # constant until this share of the time, then linear to zero
+LATE_FROM = 0.8  # from this share of the time on, the chats of draw_late
 SAVE_SECONDS = 240.0
 
 
@@ -135,7 +136,7 @@ def run(rank: int, folder: Path, minutes: float, processes: int) -> None:
     budget, last, saved, smooth, tokens = minutes * 60, time.monotonic(), time.monotonic(), math.nan, 0
     started = used
     while used < budget:
-        ids, mask = (torch.from_numpy(a) for a in mixture.next())
+        ids, mask = (torch.from_numpy(a) for a in mixture.next(late=used > LATE_FROM * budget))
         loss = masked_loss(model, ids, mask)
         loss.backward()
         now = time.monotonic()
