@@ -34,15 +34,22 @@ def moe_parameters(spec: MoeSpec, width: int) -> Table:
 class Experts:
     """Projections of which each row takes the one of its expert."""
 
-    def __init__(self, matrix: Matrix) -> None:
+    def __init__(self, matrix: Matrix, params: Params) -> None:
         self._matrix = matrix
-        self._transposed = matrix.weight.swapaxes(-1, -2) if matrix.quant is None else None
+        self._transposed = None
+        if matrix.quant is None:
+            # MLX gathers products on the CPU in float32 only.
+            on_cpu = mx.default_device() == mx.Device(mx.cpu)
+            weight = params.made(matrix.weight.astype(mx.float32)) if on_cpu else matrix.weight
+            self._transposed = weight.swapaxes(-1, -2)
 
     def __call__(self, x: mx.array, indices: mx.array, in_order: bool) -> mx.array:
         """x [..., 1, in] and indices [...] (broadcast against each other) -> [..., 1, out]."""
         matrix = self._matrix
         if self._transposed is not None:
-            return mx.gather_mm(x, self._transposed, rhs_indices=indices, sorted_indices=in_order)
+            wide = x.astype(self._transposed.dtype)
+            y = mx.gather_mm(wide, self._transposed, rhs_indices=indices, sorted_indices=in_order)
+            return y.astype(x.dtype)
         assert matrix.quant is not None and matrix.scales is not None
         return mx.gather_qmm(
             x,
@@ -66,7 +73,7 @@ class Moe:
         self._router = Linear(Matrix.take(params, "router"))
         self._correction = params.take("correction").astype(mx.float32) if spec.correction else None
         self._gate, self._up, self._down = (
-            Experts(Matrix.take(params.at("experts"), name)) for name in ("gate", "up", "down")
+            Experts(Matrix.take(params.at("experts"), name), params) for name in ("gate", "up", "down")
         )
         self._shared = Mlp(MlpSpec(spec.shared), params.at("shared")) if spec.shared else None
         self._shared_gate = Linear(Matrix.take(params, "shared_gate")) if spec.shared_gate else None
