@@ -23,9 +23,9 @@ from typing import Any
 
 LENGTHS = (71, 38)
 GREEDY_PROMPT, GREEDY_NEW = 21, 12
-# How far logits may move when the embeddings move by float32's rounding. Random weights are drawn again until they do
-# not: else a norm of a nearly vanishing vector makes two correct float32 programs differ by more than the tolerance.
-LARGEST_SENSITIVITY = 8e-6
+# How far logits should move when the embeddings move by float32's rounding. Random weights are drawn again until they
+# move less, and the best are taken: a norm of a nearly vanishing vector makes two correct float32 programs differ.
+WELL_CONDITIONED, DRAWS = 1e-5, 100
 
 
 class Sizes:
@@ -320,17 +320,17 @@ def write(name: str, folder: Path, seed: int, vary: bool) -> None:
     model = getattr(module, f"{model_name}ForCausalLM")(config).eval()
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     ids = torch.randint(0, config.vocab_size, (len(LENGTHS), max(LENGTHS)))
-    for _ in range(200):
-        model.load_state_dict(initial)
-        _randomise(model)
-        if _sensitivity(model, ids) < LARGEST_SENSITIVITY:
+    sensitivity, weights = _drawn(model, initial, ids)
+    for _ in range(DRAWS):
+        if sensitivity < WELL_CONDITIONED:
             break
-    else:
-        raise RuntimeError(f"no well-conditioned weights found for {name}")
+        sensitivity, weights = min((sensitivity, weights), _drawn(model, initial, ids), key=lambda drawn: drawn[0])
+    model.load_state_dict(weights)
     folder.mkdir(parents=True, exist_ok=True)
     _save_checkpoint(model, case, config, folder)
     with torch.no_grad():
         golden = _golden(model, case, config, ids)
+    golden["sensitivity"] = torch.tensor(sensitivity)
     _save(golden, folder / "golden.safetensors")
 
 
@@ -382,6 +382,13 @@ def _randomise(model: Any) -> None:
                 # Parts that add to the residual stay below it, else rounding errors grow from layer to layer.
                 gain = 0.4 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.2
                 parameter.copy_(noise * gain / parameter[0].numel() ** 0.5)
+
+
+def _drawn(model: Any, initial: dict[str, Any], ids: Any) -> tuple[float, dict[str, Any]]:
+    """Random weights and how sensitive the logits are under them."""
+    model.load_state_dict(initial)
+    _randomise(model)
+    return _sensitivity(model, ids), {key: value.clone() for key, value in model.state_dict().items()}
 
 
 def _sensitivity(model: Any, ids: Any) -> float:
