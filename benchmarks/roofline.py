@@ -122,6 +122,7 @@ PUBLISHED = (
     Published("Qwen3.5-9B", "M2 Max", "Rapid-MLX (on mlx-lm)", 63.5),
     Published("Qwen3.5-4B", "M5", "Rapid-MLX (on mlx-lm)", 46.9),
 )
+STAND_INS = {"Erf": "RMSNorm", "ErfInv": "RoPE", "ArcTan": "Attention"}
 MLX_LM_DISPATCHES = 646 / 24  # per layer, published
 
 
@@ -174,7 +175,8 @@ def decode_dispatches() -> dict[str, Counter[str]]:
             return [logits, *new.arrays().values()]
 
         with one_primitive_per_fused_operation():
-            return dispatches(exported(call, mx.array([[4]])))
+            found = dispatches(exported(call, mx.array([[4]])))
+        return Counter({STAND_INS.get(name, name): n for name, n in found.items()})
 
     two, three, four = count(2), count(3), count(4)
     linear = three - two
