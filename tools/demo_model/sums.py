@@ -82,18 +82,18 @@ def neighbour(rng: Random) -> tuple[str, str]:
 def ask_small_sum(rng: Random) -> tuple[str, str]:
     """An addition or subtraction of 0..20."""
     a, b = rng.randint(0, 20), rng.randint(0, 20)
-    return add(a, b, rng) if rng.random() < 0.6 else subtract(max(a, b), min(a, b), rng)
+    return add(a, b, rng) if rng.random() < 0.45 else subtract(max(a, b), min(a, b), rng)
 
 
 def ask_sum(rng: Random) -> tuple[str, str]:
     """A random small sum with its answer; sums of 0..20 are the commonest."""
     draw = rng.random()
-    if draw < 0.44:
+    if draw < 0.40:
         return add(rng.randint(0, 20), rng.randint(0, 20), rng)
-    if draw < 0.72:
+    if draw < 0.74:
         a, b = rng.randint(0, 20), rng.randint(0, 20)
         return subtract(max(a, b), min(a, b), rng) if rng.random() < 0.75 else subtract(a, b, rng)
-    if draw < 0.78:
+    if draw < 0.79:
         return add(rng.randint(0, 99), rng.randint(0, 99), rng)
     if draw < 0.84:
         return multiply(rng.randint(0, 10), rng.randint(0, 10), rng)
