@@ -127,4 +127,4 @@ def state_sizes(spec: ModelSpec, dtype: mx.Dtype) -> tuple[int, int]:
 
 
 def _kind(layer: LayerSpec) -> str:
-    return layer.mixer.rule if isinstance(layer.mixer, LinearSpec) else layer.mixer.kind
+    return layer.mixer.rule if isinstance(layer.mixer, LinearSpec) else layer.kind

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from mlxlin.models.spec import LayerSpec
+
 from .prepare import Prepared
 from .recipe import Recipe
 
@@ -13,7 +15,7 @@ _ATTENTION = ("attention", "latent")  # kinds of mixers whose state grows with t
 def text(prepared: Prepared, recipe: Recipe, repo: str | None, commit: str | None) -> str:
     """README.md; the same for the same conversion."""
     spec = prepared.spec
-    kinds = Counter("attention" if layer.mixer.kind in _ATTENTION else "recurrent" for layer in spec.layers)
+    kinds = Counter(_kind(layer) for layer in spec.layers)
     layers = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), reverse=True))
     origin = f"`{repo}`, revision `{commit}`" if repo else "a local checkpoint"
     head = ["---", "library_name: mlxlin"] + ([f"base_model: {repo}"] if repo else []) + ["---", ""]
@@ -33,3 +35,9 @@ def text(prepared: Prepared, recipe: Recipe, repo: str | None, commit: str | Non
         "",
     ]
     return "\n".join(head + lines)
+
+
+def _kind(layer: LayerSpec) -> str:
+    if layer.mixer is None:
+        return "feed-forward"
+    return "attention" if layer.mixer.kind in _ATTENTION else "recurrent"

@@ -1,4 +1,4 @@
-"""One residual layer: a token mixer, then a feed-forward part."""
+"""One residual layer: a token mixer, then a feed-forward part, or one of the two."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _SHIFT = "mlp_shift"  # state of a feed-forward part with a token shift, beside 
 
 def layer_parameters(layer: LayerSpec, width: int) -> Table:
     """Expected parameters of one layer in a model of this width."""
-    return {
-        **under("mixer_norm", Norm.parameters(layer.norm, width)),
-        **under("mixer", _mixer_parameters(layer.mixer, width)),
-        **under("mlp_norm", Norm.parameters(layer.norm, width)),
-        **under("mlp", _feed_forward_parameters(layer.mlp, width)),
-    }
+    table: Table = {}
+    if layer.mixer is not None:
+        table.update(under("mixer_norm", Norm.parameters(layer.norm, width)))
+        table.update(under("mixer", _mixer_parameters(layer.mixer, width)))
+    if layer.mlp is not None:
+        table.update(under("mlp_norm", Norm.parameters(layer.norm, width)))
+        table.update(under("mlp", _feed_forward_parameters(layer.mlp, width)))
+    return table
 
 
 def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
@@ -56,35 +58,47 @@ class Layer:
 
     def __init__(self, spec: LayerSpec, width: int, params: Params, dtype: mx.Dtype) -> None:
         self._post_norm = spec.post_norm
-        self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
-        self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
-        self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
-        self._mlp = _feed_forward(spec.mlp, width, params.at("mlp"), dtype)
+        self._mixer: Mixer | None = None
+        self._mlp: Mlp | Moe | ChannelMix | None = None
+        if spec.mixer is not None:
+            self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
+            self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
+        if spec.mlp is not None:
+            self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
+            self._mlp = _feed_forward(spec.mlp, width, params.at("mlp"), dtype)
 
     def fresh(self, batch: int) -> LayerState:
         """The state before the first token."""
-        state = self._mixer.fresh(batch)
+        state = {} if self._mixer is None else self._mixer.fresh(batch)
         return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
 
     def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
         """x [B, T, D] -> [B, T, D] and the layer's new state."""
-        old = state
+        new = state
+        if self._mixer is not None:
+            if self._post_norm:
+                mixed, new = self._mixer(x, state, step)
+                x = x + self._mixer_norm(mixed)
+            else:
+                mixed, new = self._mixer(self._mixer_norm(x), state, step)
+                x = x + mixed
+        if self._mlp is None:
+            return x, new
         if self._post_norm:
-            mixed, state = self._mixer(x, state, step)
-            x = x + self._mixer_norm(mixed)
-            mixed, state = self._feed_forward(x, old, state, step)
-            return x + self._mlp_norm(mixed), state
-        mixed, state = self._mixer(self._mixer_norm(x), state, step)
-        x = x + mixed
-        mixed, state = self._feed_forward(self._mlp_norm(x), old, state, step)
-        return x + mixed, state
+            mixed, new = _fed_forward(self._mlp, x, state, new, step)
+            return x + self._mlp_norm(mixed), new
+        mixed, new = _fed_forward(self._mlp, self._mlp_norm(x), state, new, step)
+        return x + mixed, new
 
-    def _feed_forward(self, x: mx.array, old: LayerState, new: LayerState, step: Step) -> tuple[mx.array, LayerState]:
-        """The feed-forward part of x, and `new` with what it remembers."""
-        if not isinstance(self._mlp, ChannelMix):
-            return self._mlp(x), new
-        y, last = self._mlp(x, recurrent(old)[_SHIFT], step)
-        return y, {**recurrent(new), _SHIFT: last}
+
+def _fed_forward(
+    mlp: Mlp | Moe | ChannelMix, x: mx.array, old: LayerState, new: LayerState, step: Step
+) -> tuple[mx.array, LayerState]:
+    """The feed-forward part of x, and `new` with what it remembers."""
+    if not isinstance(mlp, ChannelMix):
+        return mlp(x), new
+    y, last = mlp(x, recurrent(old)[_SHIFT], step)
+    return y, {**recurrent(new), _SHIFT: last}
 
 
 def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixer:

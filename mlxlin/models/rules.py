@@ -18,7 +18,8 @@ class Weight:
 
     `{i}` in names stands for the layer's index, `{e}` for the index of each expert in turn. Several rules for one
     target are alternatives: the first whose tensors all exist is taken. `copy` names a tensor that may repeat the
-    source because the two are tied. `kind` restricts the rule to layers with that kind of mixer.
+    source because the two are tied. `kind` restricts the rule to layers with that kind of mixer; of a layer without
+    one, to its kind of feed-forward part.
     """
 
     target: str
@@ -52,7 +53,7 @@ class Rules:
         return None, index
 
     def _options(self, pattern: str, index: int | None) -> list[Weight]:
-        kind = "" if index is None else self._layers[index].mixer.kind
+        kind = "" if index is None else self._layers[index].kind
         return [weight for weight in self._by_target.get(pattern, []) if weight.kind in ("", kind)]
 
     def _each_expert(self, name: str, index: int | None) -> list[str]:

@@ -226,12 +226,22 @@ FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts."""
+    """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts.
 
-    mixer: MixerSpec
-    mlp: FeedForwardSpec
+    Either part may be missing, with its norm.
+    """
+
+    mixer: MixerSpec | None
+    mlp: FeedForwardSpec | None
     norm: NormSpec
     post_norm: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Kind of the mixer; of the feed-forward part where there is no mixer."""
+        part = self.mixer or self.mlp
+        assert part is not None
+        return part.kind
 
 
 @dataclass(frozen=True)

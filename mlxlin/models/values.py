@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
-from mlxlin.models.spec import LatentSpec, LayerSpec, LinearSpec
+from mlxlin.models.spec import AttentionSpec, LatentSpec, LayerSpec, LinearSpec
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _head_parts(values: bool) -> Callable[[list[mx.array], Place], mx.array]:
 
 
 def _attention_heads(place: Place) -> int:
-    assert place.layer is not None and place.layer.mixer.kind == "attention"
+    assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
     return place.layer.mixer.heads
 
 
