@@ -17,6 +17,7 @@ from mlxlin.models.decoder import Layer
 from mlxlin.models.mixers.step import Step
 from mlxlin.models.norms import Norm
 from mlxlin.models.params import Params
+from mlxlin.models.residual import Residual
 from mlxlin.models.spec import NormSpec
 
 _HEAD_ROWS = 1 << 14  # vocabulary entries whose logits are computed at a time
@@ -65,9 +66,9 @@ class Layerwise:
             self._params(items, arrays).at(f"layers.{index}"),
             self._plan.dtype,
         )
-        y, _ = layer(x, layer.fresh(1), step)
-        mx.eval(y)
-        return y
+        after, _ = layer(Residual(x), layer.fresh(1), step)
+        mx.eval(after.total)
+        return after.total
 
     def items(self, index: int) -> list[Item]:
         """The parameters of a layer."""

@@ -14,6 +14,7 @@ from mlxlin.models.layer import Layer, layer_parameters
 from mlxlin.models.mixers.step import Step
 from mlxlin.models.norms import Norm
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table, under
+from mlxlin.models.residual import Residual
 from mlxlin.models.spec import ModelSpec
 from mlxlin.state import LayerState, State
 
@@ -129,10 +130,11 @@ class Model:
         x, after = self._run(ids, before, step)
         return self._predict(x, step, logits), after
 
-    def _run(self, ids: mx.array, before: State, step: Step) -> tuple[mx.array, State]:
-        x = self._embed(ids)
+    def _run(self, ids: mx.array, before: State, step: Step) -> tuple[Residual, State]:
+        embedded = self._embed(ids)
         if self._embed_norm is not None:
-            x = self._embed_norm(x)
+            embedded = self._embed_norm(embedded)
+        x = Residual(embedded)
         layers: list[LayerState] = []
         for layer, old in zip(self._layers, before.layers, strict=True):
             x, new = layer(x, old, step)
@@ -140,15 +142,16 @@ class Model:
         advance = step.length if step.lengths is None else step.lengths
         return x, State(tuple(layers), before.positions + advance, step.slots)
 
-    def _predict(self, x: mx.array, step: Step, logits: Logits) -> mx.array | None:
+    def _predict(self, x: Residual, step: Step, logits: Logits) -> mx.array | None:
         if logits == "none":
             return None
         if logits == "last" and step.lengths is None:
-            x = x[:, -1:]
+            x = x.each(lambda z: z[:, -1:])
         elif logits == "last":
             assert step.lengths is not None
-            x = mx.take_along_axis(x, mx.maximum(step.lengths - 1, 0)[:, None, None], axis=1)
-        return self._head(self._norm(x)).astype(mx.float32)
+            last = mx.maximum(step.lengths - 1, 0)[:, None, None]
+            x = x.each(lambda z: mx.take_along_axis(z, last, axis=1))
+        return self._head(x.normed(self._norm)[0]).astype(mx.float32)
 
     def _step(self, before: State, lengths: mx.array | None, length: int) -> Step:
         slots = None

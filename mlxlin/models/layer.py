@@ -12,6 +12,7 @@ from mlxlin.models.mixers.step import Mixer, Step, recurrent
 from mlxlin.models.moe import Moe, moe_parameters
 from mlxlin.models.norms import Norm
 from mlxlin.models.params import Params, Table, under
+from mlxlin.models.residual import Residual
 from mlxlin.models.spec import (
     AttentionSpec,
     ChannelMixSpec,
@@ -72,23 +73,24 @@ class Layer:
         state = {} if self._mixer is None else self._mixer.fresh(batch)
         return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
 
-    def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
-        """x [B, T, D] -> [B, T, D] and the layer's new state."""
+    def __call__(self, x: Residual, state: LayerState, step: Step) -> tuple[Residual, LayerState]:
+        """The sum before this layer -> the sum behind it and the layer's new state."""
         new = state
         if self._mixer is not None:
-            if self._post_norm:
-                mixed, new = self._mixer(x, state, step)
-                x = x + self._mixer_norm(mixed)
-            else:
-                mixed, new = self._mixer(self._mixer_norm(x), state, step)
-                x = x + mixed
-        if self._mlp is None:
-            return x, new
-        if self._post_norm:
-            mixed, new = _fed_forward(self._mlp, x, state, new, step)
-            return x + self._mlp_norm(mixed), new
-        mixed, new = _fed_forward(self._mlp, self._mlp_norm(x), state, new, step)
-        return x + mixed, new
+            read, x = self._read(x, self._mixer_norm)
+            mixed, new = self._mixer(read, state, step)
+            x = self._write(x, mixed, self._mixer_norm)
+        if self._mlp is not None:
+            read, x = self._read(x, self._mlp_norm)
+            mixed, new = _fed_forward(self._mlp, read, state, new, step)
+            x = self._write(x, mixed, self._mlp_norm)
+        return x, new
+
+    def _read(self, x: Residual, norm: Norm) -> tuple[mx.array, Residual]:
+        return (x.total, x) if self._post_norm else x.normed(norm)
+
+    def _write(self, x: Residual, mixed: mx.array, norm: Norm) -> Residual:
+        return x.plus(norm(mixed) if self._post_norm else mixed)
 
 
 def _fed_forward(

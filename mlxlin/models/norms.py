@@ -24,15 +24,16 @@ def _over_length(x: mx.array, eps: mx.array) -> mx.array:
 
 
 class Norm:
-    """RMS or layer normalisation, statistics in float32."""
+    """RMS or layer normalisation, statistics in float32; `groups` equal parts of the last axis each have their own."""
 
-    def __init__(self, spec: NormSpec, params: Params) -> None:
-        self._spec = spec
+    def __init__(self, spec: NormSpec, params: Params, groups: int = 1) -> None:
+        self.spec = spec
+        self.groups = groups
         self.weight = params.take("weight") if spec.affine else None
         self.bias = params.take("bias") if spec.affine and spec.kind == "layer" else None
         self._gain: mx.array | None = None
         if spec.kind == "rms" and self.weight is not None and plain(self.weight.dtype):
-            width = self.weight.shape[0]
+            width = self.weight.shape[0] // groups
             self._gain = params.made((self.weight * width**0.5).reshape(1, 1, -1))
             self._eps = params.made(mx.full((1, 1, 1), spec.eps * width))
 
@@ -44,11 +45,20 @@ class Norm:
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [B, T, ..., width], normalised."""
-        if self._spec.kind == "layer":
-            return mx.fast.layer_norm(x, self.weight, self.bias, self._spec.eps)
+        if self.groups > 1:
+            return self._by_group(x)
+        if self.spec.kind == "layer":
+            return mx.fast.layer_norm(x, self.weight, self.bias, self.spec.eps)
         if self._gain is None or x.dtype != mx.float32:
-            return mx.fast.rms_norm(x, self.weight, self._spec.eps)
+            return mx.fast.rms_norm(x, self.weight, self.spec.eps)
         return _over_length(x, self._eps) * self._gain
+
+    def _by_group(self, x: mx.array) -> mx.array:
+        parts = x.reshape(*x.shape[:-1], self.groups, -1)
+        if self._gain is not None and x.dtype == mx.float32:
+            return _over_length(parts, self._eps).reshape(x.shape) * self._gain
+        y = mx.fast.rms_norm(parts, None, self.spec.eps).reshape(x.shape)
+        return y if self.weight is None else y * self.weight
 
 
 class UnitVectors:

@@ -55,10 +55,16 @@ def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
 
 
 def trusted_by_key(key: str, examine: Callable[[], str]) -> bool:
-    """Whether `examine` has found nothing to complain about, here or in an earlier process."""
+    """Whether `examine` has found nothing to complain about, here or in an earlier process.
+
+    Whatever it raises is a complaint too: compile errors come when a kernel is evaluated.
+    """
     known = _verdicts()
     if key not in known:
-        known[key] = examine()
+        try:
+            known[key] = examine()
+        except Exception as error:
+            known[key] = f"{type(error).__name__}: {error}".splitlines()[0]
         _remember(known)
         if known[key]:
             warnings.warn(f"Metal kernel {key}: {known[key]}. Plain operations are used.", KernelWarning, stacklevel=3)
@@ -71,12 +77,8 @@ def failures() -> dict[str, str]:
 
 
 def complaint(kernel: Kernel, x: Inputs) -> str:
-    """What is wrong with a kernel's results for x; empty where nothing is. Whatever MLX raises is a complaint too."""
-    try:
-        results = [z for z in kernel(x) if z is not None]
-        mx.eval(*results)  # compile errors come when a kernel is evaluated
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
+    """What is wrong with a kernel's results for x; empty where nothing is."""
+    results = [z for z in kernel(x) if z is not None]
     expected = [z for z in scan_float64(x) if z is not None]
     errors = [relative_error(found, wanted) for found, wanted in zip(results, expected, strict=True)]
     limits = [TOLERANCE[x.v.dtype], *[TOLERANCE[mx.float32]] * (len(errors) - 1)]
@@ -86,8 +88,12 @@ def complaint(kernel: Kernel, x: Inputs) -> str:
 
 def relative_error(found: mx.array, expected: npt.NDArray[np.float64]) -> float:
     """RMS of the difference relative to the RMS of what is expected; absolute where that is zero."""
-    difference = np.array(found.astype(mx.float32)).astype(np.float64) - expected
+    difference = float64(found) - expected
     return float(np.sqrt(np.mean(difference**2)) / (np.sqrt(np.mean(expected**2)) or 1.0))
+
+
+def float64(x: mx.array) -> npt.NDArray[np.float64]:
+    return np.array(x.astype(mx.float32)).astype(np.float64)
 
 
 def _machine() -> str:

@@ -10,6 +10,7 @@ from mlxlin.backend import mx
 from mlxlin.keys_values import KeysValues
 from mlxlin.models import Model
 from mlxlin.models.layer import Layer
+from mlxlin.models.residual import Residual
 from tests.models.golden import FIXTURES, Golden, plan_of
 
 NAMES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "golden.safetensors").exists())
@@ -24,9 +25,9 @@ def test_bfloat16_is_kept_and_near(monkeypatch: pytest.MonkeyPatch, name: str) -
     found: set[Any] = set()
     call = Layer.__call__
 
-    def watched(layer: Layer, x: mx.array, *rest: Any) -> Any:
+    def watched(layer: Layer, x: Residual, *rest: Any) -> Any:
         y, state = call(layer, x, *rest)
-        found.add(y.dtype)
+        found.add(y.total.dtype)
         return y, state
 
     monkeypatch.setattr(Layer, "__call__", watched)
