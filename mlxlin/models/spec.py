@@ -17,6 +17,7 @@ FORMAT = 1
 Activation = Literal["none", "silu"]
 Gate = Literal["none", "silu", "sigmoid"]
 Features = Literal["none", "silu", "silu_q", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"]
+FIXED_DECAYS = ("retention", "geometric", "alibi")  # which do not depend on the input
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,18 @@ class DecaySpec:
     logsigmoid: g = max(logsigmoid(W x + b) / divisor, floor)        (GLA)
     retention:  g = log(1 - 2^(-5-h))                                (RetNet)
     forget:     g = log(b + (1 - b) sigmoid(W x)), k = 1 - exp(g)    (HGRN2)
+    geometric:  g = -factor 2^(-8(h+1)/H)                            (Lightning attention in MiniMax)
+    alibi:      the same, with ALiBi's slopes where H is no power of two (Lightning attention in Ring)
 
     `vector` gives one value per key channel, else one per head. W is W2 W1 of rank `rank` where rank > 0. `bounds` is
     the number of rows of the table that b is learned in, one per layer: b is row `layer` of the table's softmax over
     layers, summed up to there without the first; 0 where bounds = 0.
+
+    Of softplus, the factor softplus(W x + dt_bias) is a time step: it is kept within `shortest` and `longest`, and v is
+    multiplied by it where `scales_values`.
     """
 
-    kind: Literal["softplus", "sigmoid", "logsigmoid", "retention", "forget"]
+    kind: Literal["softplus", "sigmoid", "logsigmoid", "retention", "forget", "geometric", "alibi"]
     vector: bool = False
     rank: int = 0
     divisor: float = 1.0
@@ -63,14 +69,19 @@ class DecaySpec:
     bound: float = 0.0
     bounds: int = 0
     layer: int = 0
+    scales_values: bool = False
+    shortest: float = 0.0
+    longest: float | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
 class OutputSpec:
     """What happens between the recurrence and the output projection: a norm, and a gate beside it.
 
-    joint: the norm runs over all heads together, else over each.
-    gate: activation(W x) multiplied after the norm; W is W2 W1 of rank `rank` where rank > 0, `bias` on the outer one.
+    joint: the norm runs over all heads together, in `groups` equal parts, else over each.
+    gate: activation(W x) multiplied after the norm, or before it where `gate_first`; W is W2 W1 of rank `rank` where
+        rank > 0, `bias` on the outer one.
     """
 
     norm: NormSpec | None
@@ -78,6 +89,8 @@ class OutputSpec:
     rank: int = 0
     bias: bool = False
     joint: bool = False
+    groups: int = 1
+    gate_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,9 +100,10 @@ class LinearSpec:
     conv: taps of a depthwise causal convolution over the projected q, k and v, 0 for none; the activations sit behind
         it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog
         and t2r (shared by q and k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is
-        one) or none. simplex_q, simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and
+        one), rms (of each head, with a learned gain and `qk_eps`, before the rotation) or none. simplex_q, simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and
         decay projections, repeated to `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one
-        where `beta_projection` is off.
+        where `beta_projection` is off. skip: D v is added to what the recurrence reads, with one D per head or per
+        channel, v before its time step. in_bias, out_bias: of the projections of q, k, v and decay, of the output's.
     """
 
     rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "kda", "delta_product"]
@@ -108,13 +122,17 @@ class LinearSpec:
     tied_features: bool = False
     simplex_q: bool = False
     simplex_k: bool = False
-    qk_norm: Literal["none", "l2", "sum"] = "none"
+    qk_norm: Literal["none", "l2", "sum", "rms"] = "none"
+    qk_eps: float = 1e-6
     rope: RopeSpec | None = None
     decay: DecaySpec | None = None
     beta: float | None = None
     beta_projection: bool = True
     steps: int = 1
     normalize: bool = False
+    skip: Literal["none", "head", "channel"] = "none"
+    in_bias: bool = False
+    out_bias: bool = False
     kind: Literal["linear"] = "linear"
 
 
@@ -182,6 +200,15 @@ class Rwkv7Spec:
 
 
 @dataclass(frozen=True)
+class GatedConvSpec:
+    """A short convolution between two gates, all from one projection; bias: of convolution and projections."""
+
+    taps: int
+    bias: bool = False
+    kind: Literal["gated_conv"] = "gated_conv"
+
+
+@dataclass(frozen=True)
 class ChannelMixSpec:
     """RWKV-7's feed-forward, with a token shift before it: value(relu(key x)^2)."""
 
@@ -202,8 +229,9 @@ class MoeSpec:
     """Mixture of experts, each a gated feed-forward of width `hidden`, `active` of them for each token.
 
     score: what router logits become. correction: a learned bias on the scores that only counts in the choice. groups,
-    groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights sum to one,
-    then times `factor`. shared: width of a feed-forward for all tokens, 0 for none; shared_gate: times sigmoid(W x).
+    groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights are divided
+    by their sum + `sum_eps`, then times `factor`. shared: width of a feed-forward for all tokens, 0 for none;
+    shared_gate: times sigmoid(W x).
     """
 
     experts: int
@@ -214,27 +242,38 @@ class MoeSpec:
     groups: int = 1
     groups_kept: int = 1
     normalized: bool = True
+    sum_eps: float = 1e-20
     factor: float = 1.0
     shared: int = 0
     shared_gate: bool = False
     kind: Literal["moe"] = "moe"
 
 
-MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec
+MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec
 FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
+
+
+@dataclass(frozen=True)
+class BlendSpec:
+    """A residual path along the normalised input: kept norm(x) + added part(norm(x))."""
+
+    kept: float
+    added: float
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts.
 
-    Either part may be missing, with its norm.
+    Either part may be missing, with its norm. mixer_blend, mlp_blend: another residual path beside that part.
     """
 
     mixer: MixerSpec | None
     mlp: FeedForwardSpec | None
     norm: NormSpec
     post_norm: bool = False
+    mixer_blend: BlendSpec | None = None
+    mlp_blend: BlendSpec | None = None
 
     @property
     def kind(self) -> str:

@@ -23,9 +23,9 @@ from typing import Any
 
 LENGTHS = (71, 38)
 GREEDY_PROMPT, GREEDY_NEW = 21, 12
-# How far logits should move when the embeddings move by float32's rounding. Random weights are drawn again until they
-# move less, and the best are taken: a norm of a nearly vanishing vector makes two correct float32 programs differ.
-WELL_CONDITIONED, DRAWS = 1e-5, 100
+# How far logits may move when the embeddings move by float32's rounding. Random weights are drawn again until they move
+# less: a norm of a nearly vanishing vector, or two experts that score alike, make two correct float32 programs differ.
+WELL_CONDITIONED, DRAWS = 4e-6, 300
 
 
 class Sizes:
@@ -131,6 +131,27 @@ def _ling(size: Sizes, **more: Any) -> dict[str, Any]:
     }
 
 
+def _minimax(size: Sizes, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 64, 80),
+        "intermediate_size": size(16, 24),
+        "num_hidden_layers": size(3, 4),
+        "num_attention_heads": size(4, 6, 3),
+        "num_key_value_heads": size(2, 1, 3),
+        "head_dim": size(12, 16, 20),
+        "num_local_experts": size(4, 6),
+        "block_size": size(16, 8, 128),  # only how the source computes
+        "full_attn_alpha_factor": 1.3,
+        "full_attn_beta_factor": 0.8,
+        "linear_attn_alpha_factor": 0.9,
+        "linear_attn_beta_factor": 1.2,
+        "mlp_alpha_factor": 0.7,
+        "mlp_beta_factor": 1.1,
+        **more,
+    }
+
+
 def _olmo(size: Sizes, **more: Any) -> dict[str, Any]:
     return {
         "vocab_size": size(64, 131),
@@ -143,6 +164,49 @@ def _olmo(size: Sizes, **more: Any) -> dict[str, Any]:
         "linear_key_head_dim": size(12, 16),
         "pad_token_id": 0,
         "eos_token_id": 1,
+        **more,
+    }
+
+
+def _lfm2(size: Sizes, **more: Any) -> dict[str, Any]:
+    kinds = [["conv", "full_attention", "conv"], ["conv", "conv", "full_attention"], ["full_attention", "conv", "conv"]]
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 64, 48),
+        "intermediate_size": size(80, 120),
+        "block_multiple_of": size(16, 8),
+        "num_hidden_layers": 3,
+        "num_attention_heads": size(4, 2),
+        "num_key_value_heads": size(2, 1),
+        "conv_L_cache": size(3, 4, 2),
+        "layer_types": size(*kinds),
+        **more,
+    }
+
+
+def _lfm2_experts(size: Sizes, **more: Any) -> dict[str, Any]:
+    own = {
+        "moe_intermediate_size": size(8, 24),
+        "num_experts": size(6, 8),
+        "num_experts_per_tok": size(2, 3),
+        "num_dense_layers": size(1, 2),
+        "routed_scaling_factor": size(1.7, 1.0),
+    }
+    return {key: value for key, value in _lfm2(size, **own, **more).items() if key != "block_multiple_of"}
+
+
+def _mamba(size: Sizes, **more: Any) -> dict[str, Any]:
+    width, head_dim, expand = size(32, 48, 64), size(8, 16), size(2, 1)
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": width,
+        "num_hidden_layers": size(2, 3),
+        "num_heads": width * expand // head_dim,
+        "head_dim": head_dim,
+        "expand": expand,
+        "state_size": size(12, 16, 24),
+        "n_groups": 2,
+        "chunk_size": size(16, 32),
         **more,
     }
 
@@ -175,6 +239,22 @@ CASES: dict[str, Case] = {
         "Qwen3Next",
         lambda size: {**_experts(size), "mlp_only_layers": [1], "norm_topk_prob": size(True, False)},
     ),
+    "mamba2": Case("transformers", "Mamba2", _mamba, v_first=True),
+    "mamba2-bias": Case(
+        "transformers",
+        "Mamba2",
+        lambda size: _mamba(
+            size,
+            n_groups=1,
+            use_bias=True,
+            use_conv_bias=False,
+            conv_kernel=size(3, 2),
+            tie_word_embeddings=True,
+            time_step_limit=(0.1, 0.3),
+            layer_norm_epsilon=1e-3,
+        ),
+        v_first=True,
+    ),
     "olmo_hybrid": Case("transformers", "OlmoHybrid", lambda size: _olmo(size, rope_parameters=_NO_ROPE)),
     "olmo_hybrid-rope": Case(
         "transformers",
@@ -201,6 +281,42 @@ CASES: dict[str, Case] = {
         "transformers",
         "BailingHybrid",
         lambda size: _ling(size, q_lora_rank=size(10, 16), kda_safe_gate=False, layer_group_size=2),
+    ),
+    "lfm2": Case("transformers", "Lfm2", _lfm2),
+    "lfm2-bias": Case(
+        "transformers",
+        "Lfm2",
+        lambda size: {
+            **{key: value for key, value in _lfm2(size, conv_bias=True).items() if key != "layer_types"},
+            "full_attn_idxs": [size(2, 0, 1)],
+            "tie_embedding": False,
+            "block_ff_dim": size(60, 100),
+            "block_ffn_dim_multiplier": size(1.3, 0.7),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    ),
+    "lfm2-plain": Case("transformers", "Lfm2", lambda size: _lfm2(size, block_auto_adjust_ff_dim=False)),
+    "lfm2_moe": Case("transformers", "Lfm2Moe", _lfm2_experts),
+    "lfm2_moe-plain": Case(
+        "transformers",
+        "Lfm2Moe",
+        lambda size: _lfm2_experts(size, use_expert_bias=False, norm_topk_prob=False, conv_bias=True),
+    ),
+    "minimax": Case("transformers", "MiniMax", _minimax),
+    "minimax-window": Case(
+        "transformers",
+        "MiniMax",
+        lambda size: _minimax(
+            size,
+            num_attention_heads=size(6, 3),
+            num_key_value_heads=3,
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            sliding_window=size(9, 16),
+            tie_word_embeddings=True,
+            num_experts_per_tok=3,
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        ),
     ),
     "gated_deltanet": _fla("GatedDeltaNet", True, num_heads=2, head_dim=16, expand_v=1.5),
     "gated_deltanet-hybrid": _fla(
@@ -364,12 +480,16 @@ def _source(name: str) -> Any:
     return transformers
 
 
+# Projections whose outputs are added to the residual.
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "w2.weight")
+
+
 def _randomise(model: Any) -> None:
     """Weights as random as possible with signals of order one; no parameter keeps its initial value."""
     import torch
 
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape) * 0.1)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape)
@@ -380,8 +500,8 @@ def _randomise(model: Any) -> None:
                 parameter.add_(noise * 0.3)
             else:
                 # Parts that add to the residual stay below it, else rounding errors grow from layer to layer.
-                gain = 0.4 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.2
-                parameter.copy_(noise * gain / parameter[0].numel() ** 0.5)
+                gain = 0.1 if name.endswith(_OUTPUTS) else 1.2
+                parameter.copy_(noise * gain / parameter.shape[-1] ** 0.5)
 
 
 def _drawn(model: Any, initial: dict[str, Any], ids: Any) -> tuple[float, dict[str, Any]]:
@@ -432,11 +552,18 @@ def _recurrent_states(out: Any, case: Case, layers: int) -> dict[str, Any]:
             state = out.past_key_values[index]["recurrent_state"]
             state = state[0] if isinstance(state, (tuple, list)) else state
         else:
-            layer = out.cache.layers[index]
-            state = layer.recurrent_states[0] if hasattr(layer, "recurrent_states") else None
+            state = _transformers_state(out.cache, index)
         if state is not None:
             found[f"layers.{index}.S"] = (state if case.v_first else state.transpose(-1, -2)).float().contiguous()
     return found
+
+
+def _transformers_state(cache: Any, index: int) -> Any:
+    """The recurrent matrix of a layer, None where it attends."""
+    if hasattr(cache, "linear_cache"):  # MiniMax's, with an empty list where a layer attends
+        return next((state for state in cache.linear_cache[index : index + 1] if len(state)), None)
+    layer = cache.layers[index]
+    return layer.recurrent_states[0] if hasattr(layer, "recurrent_states") else None
 
 
 def _save(tensors: dict[str, Any], path: Path) -> None:

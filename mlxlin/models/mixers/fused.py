@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxlin.metal.mixer import FusedSpec
-from mlxlin.models.spec import DecaySpec, LinearSpec
+from mlxlin.models.spec import FIXED_DECAYS, DecaySpec, LinearSpec
 from mlxlin.recurrences import RULES
 
 
@@ -13,9 +13,11 @@ def fused_spec(spec: LinearSpec) -> FusedSpec | None:
     plain = spec.features == "none" and spec.rope is None and spec.kv_heads in (0, spec.heads)
     plain = plain and not spec.normalize and spec.qk_norm in ("none", "l2") and not (spec.simplex_q or spec.simplex_k)
     given_beta = spec.beta is not None and not spec.beta_projection
-    other_norm = norm is not None and (norm.kind != "rms" or not norm.affine)
-    kind = "given" if decay is None or decay.kind == "retention" else decay.kind
-    if not plain or given_beta or other_norm or kind == "forget":
+    other_norm = norm is not None and (norm.kind != "rms" or not norm.affine or spec.output.joint)
+    steps = decay is not None and (decay.scales_values or decay.shortest > 0.0 or decay.longest is not None)
+    other_parts = steps or spec.skip != "none" or spec.output.gate_first
+    kind = "given" if decay is None or decay.kind in FIXED_DECAYS else decay.kind
+    if not plain or given_beta or other_norm or other_parts or kind == "forget":
         return None
     return FusedSpec(
         spec.heads,

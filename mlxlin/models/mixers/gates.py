@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from mlxlin.backend import mx
 from mlxlin.models.activations import sigmoid, softplus
 from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.params import Parameter, Params, Table
-from mlxlin.models.spec import DecaySpec, LinearSpec
+from mlxlin.models.spec import FIXED_DECAYS, DecaySpec, LinearSpec
 
 # exp(A_log) is capped below infinity: infinity times a softplus that underflows to zero would be NaN.
 _LARGEST_RATE = 3e38
@@ -22,10 +24,12 @@ def decay_width(spec: LinearSpec) -> int:
 def decay_parameters(spec: LinearSpec, width: int) -> Table:
     """Expected parameters, without the (first) projection, which is one of the mixer's."""
     decay = spec.decay
-    if decay is None or decay.kind == "retention":
+    if decay is None or decay.kind in FIXED_DECAYS:
         return {}
     out = decay_width(spec)
     table = {"decay.weight": Parameter((decay.rank or out, width), "gate")}
+    if spec.in_bias:
+        table["decay.bias"] = Parameter((decay.rank or out,), "keep")
     if decay.rank:
         table["decay_out.weight"] = Parameter((out, decay.rank), "gate")
     if decay.kind == "forget":
@@ -47,9 +51,8 @@ class Decay:
         self._spec: DecaySpec = spec.decay
         self._shape = (spec.kv_heads or spec.value_heads, spec.key_dim) if spec.decay.vector else (spec.value_heads,)
         self._outer = Linear(Matrix.take(params, "decay_out")) if spec.decay.rank else None
-        if spec.decay.kind == "retention":
-            heads = mx.arange(spec.value_heads, dtype=mx.float32)
-            self._fixed = params.made(mx.log(1 - mx.power(2.0, -5 - heads)))
+        if spec.decay.kind in FIXED_DECAYS:
+            self._fixed = params.made(mx.array(_fixed_rates(spec.decay, spec.value_heads), dtype=mx.float32))
         elif spec.decay.kind == "forget":
             self._bound = params.made(_learned_bound(spec, params))
         elif spec.decay.kind != "logsigmoid":
@@ -72,20 +75,52 @@ class Decay:
             found |= {"rate": self._rate.reshape(-1), "decay_bias": self._bias}
         return found
 
+    def step(self, x: mx.array) -> mx.array:
+        """Projected x [B, T, rank or width] -> the time step dt [B, T, HV] or [B, T, HV, K] of a softplus decay."""
+        dt = softplus(self._projected(x) + self._bias)
+        if self._spec.shortest > 0.0:
+            dt = mx.maximum(dt, self._spec.shortest)
+        return dt if self._spec.longest is None else mx.minimum(dt, self._spec.longest)
+
+    def over(self, dt: mx.array) -> mx.array:
+        """The g of a time step."""
+        return self._rate * dt
+
+    def _projected(self, x: mx.array) -> mx.array:
+        if self._outer is not None:
+            x = self._outer(x)
+        return x.astype(mx.float32).reshape(*x.shape[:2], *self._shape)
+
     def __call__(self, x: mx.array) -> mx.array:
         """Projected x [B, T, rank or width] -> g [B, T, HV] or [B, T, HV, K]."""
         spec = self._spec
-        if self._outer is not None:
-            x = self._outer(x)
-        x = x.astype(mx.float32).reshape(*x.shape[:2], *self._shape)
         if spec.kind == "softplus":
-            return self._rate * softplus(x + self._bias)
+            return self.over(self.step(x))
+        x = self._projected(x)
         if spec.kind == "sigmoid":
             return spec.bound * sigmoid(self._rate * (x + self._bias))
         if spec.kind == "forget":
             return mx.logaddexp(mx.log(self._bound), mx.log1p(-self._bound) - softplus(-x))
         g = -softplus(-x) / spec.divisor
         return g if spec.floor is None else mx.maximum(g, spec.floor)
+
+
+def _fixed_rates(decay: DecaySpec, heads: int) -> list[float]:
+    """g of each head."""
+    if decay.kind == "retention":
+        return [math.log1p(-(2.0 ** (-5 - head))) for head in range(heads)]
+    slopes = _alibi(heads) if decay.kind == "alibi" else _geometric(heads)
+    return [-decay.factor * slope for slope in slopes]
+
+
+def _geometric(heads: int) -> list[float]:
+    return [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
+
+
+def _alibi(heads: int) -> list[float]:
+    """The series for the power of two below, then every other slope of the one above (arXiv:2108.12409)."""
+    below = 1 << (heads.bit_length() - 1)
+    return _geometric(below) + _geometric(2 * below)[::2][: heads - below]
 
 
 def _learned_bound(spec: LinearSpec, params: Params) -> mx.array:

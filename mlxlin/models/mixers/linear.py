@@ -22,7 +22,7 @@ from mlxlin.models.mixers.gates import Decay, decay_parameters
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.norms import Norm, UnitVectors
 from mlxlin.models.params import Parameter, Params, Table, under
-from mlxlin.models.spec import LinearSpec
+from mlxlin.models.spec import FIXED_DECAYS, LinearSpec, NormSpec
 from mlxlin.state import LayerState
 
 
@@ -45,7 +45,7 @@ def _inputs(spec: LinearSpec) -> list[str]:
         names.append("gate")
     if spec.beta is not None and spec.beta_projection:
         names.append("beta")
-    if spec.decay is not None and spec.decay.kind != "retention":
+    if spec.decay is not None and spec.decay.kind not in FIXED_DECAYS:
         names.append("decay")
     return names
 
@@ -62,8 +62,17 @@ def linear_parameters(spec: LinearSpec, width: int) -> Table:
         table["conv.weight"] = Parameter((spec.conv, total), "keep")
     if spec.conv_bias:
         table["conv.bias"] = Parameter((total,), "keep")
+    if spec.in_bias:
+        table["qkv.bias"] = Parameter((joined,), "keep")
+    if spec.out_bias:
+        table["out.bias"] = Parameter((width,), "keep")
+    if spec.skip != "none":
+        table["skip"] = Parameter((value_width if spec.skip == "channel" else spec.value_heads,), "keep")
     if spec.beta is not None and spec.beta_projection:
         table["beta.weight"] = Parameter((spec.value_heads * spec.steps, width), "gate")
+    if spec.qk_norm == "rms":
+        for name in ("q_norm", "k_norm"):
+            table.update(under(name, Norm.parameters(NormSpec(spec.qk_eps), spec.key_dim)))
     table.update(_output_parameters(spec, width, value_width))
     table.update(decay_parameters(spec, width))
     table.update(feature_parameters(spec))
@@ -96,8 +105,16 @@ class LinearMixer:
         self._conv_bias = params.take("conv.bias") if spec.conv_bias else None
         self._map_q, self._map_k = feature_maps(spec, params)
         self._decay = Decay(spec, params) if spec.decay is not None else None
+        self._skip: mx.array | None = None
+        if spec.skip != "none":
+            self._skip = params.made(params.take("skip").astype(mx.float32).reshape(spec.value_heads, -1))
         self._gate_out = Linear(Matrix.take(params, "gate_out")) if spec.output.rank else None
-        self._norm = Norm(spec.output.norm, params.at("norm")) if spec.output.norm is not None else None
+        self._norm: Norm | None = None
+        if spec.output.norm is not None:
+            self._norm = Norm(spec.output.norm, params.at("norm"), spec.output.groups)
+        self._qk_norms: list[Norm] = []
+        if spec.qk_norm == "rms":
+            self._qk_norms = [Norm(NormSpec(spec.qk_eps), params.at(name)) for name in ("q_norm", "k_norm")]
         self._out = Linear(Matrix.take(params, "out"))
         dim = feature_dim(spec)
         self._unit_q = UnitVectors(spec.scale, dim, params, dtype)
@@ -126,7 +143,7 @@ class LinearMixer:
         if self._conv is not None:
             qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
         q, k, v = self._queries_keys_values(qkv, step)
-        g = self._log_decay(k if _forgets(spec) else projected.get("decay"), *x.shape[:2])
+        g, written = self._log_decay(k if _forgets(spec) else projected.get("decay"), v)
         if _forgets(spec):
             assert g is not None
             k = -mx.expm1(g).astype(k.dtype)
@@ -134,7 +151,7 @@ class LinearMixer:
             spec.rule,
             q,
             k,
-            v,
+            written,
             g=g,
             beta=self._beta(projected.get("beta"), *x.shape[:2]),
             state=(old["S"], old["Z"]) if spec.normalize else old["S"],
@@ -142,6 +159,8 @@ class LinearMixer:
             normalize=spec.normalize,
         )
         new.update(zip(("S", "Z"), after, strict=True) if isinstance(after, tuple) else {"S": after})
+        if self._skip is not None:
+            y = y + self._skip * v
         return self._out(self._gated(y, projected.get("gate"))), new
 
     def _by_kernels(
@@ -184,6 +203,8 @@ class LinearMixer:
         v = v.reshape(batch, length * spec.steps, -1, spec.value_dim)
         if self._map_q is not None and self._map_k is not None:
             q, k = self._map_q(q), self._map_k(k)
+        if self._qk_norms:
+            q, k = (norm(x) for norm, x in zip(self._qk_norms, (q, k), strict=True))
         if spec.rope is not None:
             q = step.rotate(q.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
             k = step.rotate(k.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
@@ -204,13 +225,18 @@ class LinearMixer:
             k = simplex(k)
         return q if spec.scale == 1.0 else q * spec.scale, k
 
-    def _log_decay(self, projected: mx.array | None, batch: int, length: int) -> mx.array | None:
-        if self._decay is None:
-            return None
+    def _log_decay(self, projected: mx.array | None, v: mx.array) -> tuple[mx.array | None, mx.array]:
+        """g, and what is written of v."""
+        spec, decay = self._spec, self._decay
+        if decay is None:
+            return None, v
         if projected is None:
-            return self._decay.fixed(batch, length)
-        g, spec = self._decay(projected), self._spec
-        return mx.repeat(g, spec.heads // spec.kv_heads, axis=2) if spec.kv_heads else g
+            return decay.fixed(v.shape[0], v.shape[1]), v
+        if spec.decay is not None and spec.decay.scales_values:
+            dt = decay.step(projected)
+            return decay.over(dt), (v * dt[..., None]).astype(v.dtype)
+        g = decay(projected)
+        return mx.repeat(g, spec.heads // spec.kv_heads, axis=2) if spec.kv_heads else g, v
 
     def _beta(self, projected: mx.array | None, batch: int, length: int) -> mx.array | None:
         spec = self._spec
@@ -223,13 +249,15 @@ class LinearMixer:
 
     def _gated(self, y: mx.array, gate: mx.array | None) -> mx.array:
         """y [B, T, HV, V] -> [B, T, HV V]."""
-        if self._spec.output.joint:
-            y = y.reshape(*y.shape[:2], -1)
+        output, shape = self._spec.output, y.shape
+        if gate is not None:
+            gate = gate if self._gate_out is None else self._gate_out(gate)
+            gate = (silu if output.gate == "silu" else sigmoid)(gate.astype(y.dtype))
+            if output.gate_first:
+                y, gate = y * gate.reshape(shape), None
+        if output.joint:
+            y = y.reshape(*shape[:2], -1)
         if self._norm is not None:
             y = self._norm(y)
-        y = y.reshape(*y.shape[:2], -1)
-        if gate is None:
-            return y
-        if self._gate_out is not None:
-            gate = self._gate_out(gate)
-        return y * (silu(gate) if self._spec.output.gate == "silu" else sigmoid(gate))
+        y = y.reshape(*shape[:2], -1)
+        return (y if gate is None else y * gate).astype(self._dtype)
