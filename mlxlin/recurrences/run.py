@@ -12,7 +12,7 @@ from .paths import Result, choose, chunk_length
 from .rules import Inputs, check
 
 State = mx.array | tuple[mx.array, mx.array]
-LONGEST_CHUNK = 256
+LONGEST_CHUNK = 64
 Maybe = TypeVar("Maybe", mx.array, mx.array | None)
 
 

@@ -7,16 +7,11 @@ import pytest
 from recurrence_problems import assert_matches, error, make
 
 from mlxlin.backend import mx
-from mlxlin.recurrences.inverse import LAPACK_TILE, TILE, lapack, merged, substituted, unit_lower_inverse
+from mlxlin.recurrences.inverse import lapack, substituted, unit_lower_inverse
+from mlxlin.recurrences.run import LONGEST_CHUNK
 
 HALF_ULP = 2.0**-24
-METHODS = {
-    "LAPACK": lapack,
-    "LAPACK, merged": lambda A: merged(A, LAPACK_TILE, lapack),
-    "substitution, merged": lambda A: merged(A, TILE, substituted),
-    "substitution": substituted,
-    "by device": unit_lower_inverse,
-}
+METHODS = {"LAPACK": lapack, "substitution": substituted, "by device": unit_lower_inverse}
 
 
 def system(C: int, cosine: float, beta: float, seed: int = 0) -> np.ndarray:
@@ -34,16 +29,14 @@ def condition(A: np.ndarray) -> float:
     return float(np.linalg.cond(np.eye(A.shape[-1]) + A.astype(np.float64)).max())
 
 
-@pytest.mark.parametrize("C", [16, 32, 64, 128])
+@pytest.mark.parametrize("C", [16, 32, LONGEST_CHUNK])
 @pytest.mark.parametrize("beta", [0.5, 1.0, 1.9, 2.0])
 @pytest.mark.parametrize("cosine", [0.0, 0.9, 0.99, 0.999])
 @pytest.mark.parametrize("method", METHODS)
 def test_inverse(method: str, cosine: float, beta: float, C: int) -> None:
     A = system(C, cosine, beta)
     got = METHODS[method](mx.array(A))
-    merges = C > {"LAPACK, merged": LAPACK_TILE, "substitution, merged": TILE, "by device": LAPACK_TILE}.get(method, C)
-    allowed = max(3e-6, HALF_ULP * condition(A)) if merges else 3e-6
-    assert error(got, np.linalg.inv(np.eye(C) + A.astype(np.float64))) < allowed
+    assert error(got, np.linalg.inv(np.eye(C) + A.astype(np.float64))) < 3e-6
     assert bool(mx.array_equal(got, mx.tril(got)))
 
 
@@ -78,7 +71,7 @@ def test_the_path_without_lapack_gives_the_same(monkeypatch: pytest.MonkeyPatch)
 
     problem = make("gated_delta", T=140, cosine=0.99, beta=1.9)
     usual, _ = problem.run(chunk=32)
-    monkeypatch.setattr(chunkwise, "unit_lower_inverse", METHODS["substitution, merged"])
+    monkeypatch.setattr(chunkwise, "unit_lower_inverse", substituted)
     got = problem.run(chunk=32)
     assert_matches(problem, got)
     assert error(got[0], usual) < 1e-5
