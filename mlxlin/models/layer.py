@@ -16,6 +16,7 @@ from mlxlin.models.residual import Residual
 from mlxlin.models.spec import (
     AttentionSpec,
     ChannelMixSpec,
+    BlendSpec,
     FeedForwardSpec,
     LatentSpec,
     LayerSpec,
@@ -63,6 +64,7 @@ class Layer:
         self._mlp: Mlp | Moe | ChannelMix | None = None
         if spec.mixer is not None:
             self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
+        self._mixer_blend, self._mlp_blend = spec.mixer_blend, spec.mlp_blend
             self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
         if spec.mlp is not None:
             self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
@@ -77,19 +79,23 @@ class Layer:
         """The sum before this layer -> the sum behind it and the layer's new state."""
         new = state
         if self._mixer is not None:
-            read, x = self._read(x, self._mixer_norm)
+            read, x = self._read(x, self._mixer_norm, self._mixer_blend)
             mixed, new = self._mixer(read, state, step)
-            x = self._write(x, mixed, self._mixer_norm)
+            x = self._write(x, mixed, self._mixer_norm, self._mixer_blend)
         if self._mlp is not None:
-            read, x = self._read(x, self._mlp_norm)
+            read, x = self._read(x, self._mlp_norm, self._mlp_blend)
             mixed, new = _fed_forward(self._mlp, read, state, new, step)
-            x = self._write(x, mixed, self._mlp_norm)
+            x = self._write(x, mixed, self._mlp_norm, self._mlp_blend)
         return x, new
 
-    def _read(self, x: Residual, norm: Norm) -> tuple[mx.array, Residual]:
-        return (x.total, x) if self._post_norm else x.normed(norm)
+    def _read(self, x: Residual, norm: Norm, blend: BlendSpec | None) -> tuple[mx.array, Residual]:
+        if self._post_norm:
+            return x.total, x
+        normed, x = x.normed(norm)
+        return normed, x if blend is None else Residual(normed * blend.kept)
 
-    def _write(self, x: Residual, mixed: mx.array, norm: Norm) -> Residual:
+    def _write(self, x: Residual, mixed: mx.array, norm: Norm, blend: BlendSpec | None) -> Residual:
+        mixed = mixed if blend is None else mixed * blend.added
         return x.plus(norm(mixed) if self._post_norm else mixed)
 
 

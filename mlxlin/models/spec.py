@@ -100,10 +100,11 @@ class LinearSpec:
     conv: taps of a depthwise causal convolution over the projected q, k and v, 0 for none; the activations sit behind
         it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog
         and t2r (shared by q and k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is
-        one), rms (of each head, with a learned gain and `qk_eps`, before the rotation) or none. simplex_q, simplex_k: divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and
-        decay projections, repeated to `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one
-        where `beta_projection` is off. skip: D v is added to what the recurrence reads, with one D per head or per
-        channel, v before its time step. in_bias, out_bias: of the projections of q, k, v and decay, of the output's.
+        one), rms (of each head, with a learned gain and `qk_eps`, before the rotation) or none. simplex_q, simplex_k:
+        divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and decay projections, repeated to
+        `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one where `beta_projection` is off.
+        skip: D v is added to what the recurrence reads, with one D per head or per channel, v before its time step.
+        in_bias, out_bias: of the projections of q, k, v and decay, of the output's.
     """
 
     rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "kda", "delta_product"]

@@ -89,6 +89,13 @@ def _head_parts(values: bool) -> Callable[[list[mx.array], Place], mx.array]:
     return apply
 
 
+def _thirds_of_heads(arrays: list[mx.array], place: Place) -> mx.array:
+    """Rows stored for each head in turn, [q | k | v], as those of all heads' q, then k, then v."""
+    assert place.layer is not None and isinstance(place.layer.mixer, LinearSpec)
+    array, heads = _only(arrays), place.layer.mixer.heads
+    return array.reshape(heads, 3, -1, array.shape[-1]).swapaxes(0, 1).reshape(array.shape)
+
+
 def _attention_heads(place: Place) -> int:
     assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
     return place.layer.mixer.heads
@@ -110,5 +117,6 @@ QKV_OF_GROUPS = Operation(_key_head_groups(0), rowwise=True)
 GATE_OF_GROUPS = Operation(_key_head_groups(1), rowwise=True)
 BETA_OF_GROUPS = Operation(_key_head_groups(2), rowwise=True)
 DECAY_OF_GROUPS = Operation(_key_head_groups(3), rowwise=True)
+QKV_OF_HEADS = Operation(_thirds_of_heads, rowwise=True)
 KEYS_OF_HEADS = Operation(_head_parts(False), rowwise=True)
 VALUES_OF_HEADS = Operation(_head_parts(True), rowwise=True)

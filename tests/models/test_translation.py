@@ -210,6 +210,10 @@ def test_finding_a_family() -> None:
         ("delta_net", "norm_first", True),
         ("linear_attn", "feature_map", "performer"),
         ("kda-hybrid", "safe_gate", True),
+        ("minimax", "hidden_act", "gelu"),
+        ("minimax", "partial_rotary_factor", 0.5),
+        ("minimax", "rotary_dim", 4),
+        ("minimax", "shared_intermediate_size", 16),
     ],
 )
 def test_config_keys_that_change_the_mathematics_are_refused(fixture: str, key: str, value: Any) -> None:

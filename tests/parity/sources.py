@@ -137,8 +137,8 @@ def _minimax(size: Sizes, **more: Any) -> dict[str, Any]:
         "hidden_size": size(32, 64, 80),
         "intermediate_size": size(16, 24),
         "num_hidden_layers": size(3, 4),
-        "num_attention_heads": size(4, 6, 3),
-        "num_key_value_heads": size(2, 1, 3),
+        "num_attention_heads": size(4, 6),
+        "num_key_value_heads": size(2, 1),
         "head_dim": size(12, 16, 20),
         "num_local_experts": size(4, 6),
         "block_size": size(16, 8, 128),  # only how the source computes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxlin.metal.mixer import FusedSpec
-from mlxlin.models.spec import FIXED_DECAYS, DecaySpec, LinearSpec
+from mlxlin.models.spec import DecaySpec, LinearSpec
 from mlxlin.recurrences import RULES
 
 
@@ -16,7 +16,9 @@ def fused_spec(spec: LinearSpec) -> FusedSpec | None:
     other_norm = norm is not None and (norm.kind != "rms" or not norm.affine or spec.output.joint)
     steps = decay is not None and (decay.scales_values or decay.shortest > 0.0 or decay.longest is not None)
     other_parts = steps or spec.skip != "none" or spec.output.gate_first
-    kind = "given" if decay is None or decay.kind in FIXED_DECAYS else decay.kind
+    kind = "given" if decay is None else decay.kind
+    if kind == "retention" or kind == "geometric" or kind == "alibi":
+        kind = "given"
     if not plain or given_beta or other_norm or other_parts or kind == "forget":
         return None
     return FusedSpec(
