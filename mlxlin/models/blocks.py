@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
-from mlxlin.models.activations import silu
+from mlxlin.models.activations import relu2, swiglu
 from mlxlin.models.params import Parameter, Params, QuantSpec, Table
 from mlxlin.models.spec import MlpSpec
 
@@ -76,11 +76,11 @@ class Projections:
     def __init__(self, params: Params, names: Sequence[str]) -> None:
         groups: list[list[Matrix]] = []
         for matrix in (Matrix.take(params, name) for name in names):
-            if groups and _joinable(groups[-1][-1], matrix):
+            if groups and joinable(groups[-1][-1], matrix):
                 groups[-1].append(matrix)
             else:
                 groups.append([matrix])
-        self._groups = [(Linear(_join(group, params)), _borders(group)) for group in groups]
+        self._groups = [(Linear(joined(group, params)), _borders(group)) for group in groups]
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         """x [..., in] -> one array [..., out_n] for each name."""
@@ -91,20 +91,23 @@ class Projections:
         return outputs
 
 
-def _joinable(a: Matrix, b: Matrix) -> bool:
+def joinable(a: Matrix, b: Matrix) -> bool:
+    """Whether one product can serve both: stored alike."""
     return a.quant == b.quant and a.weight.dtype == b.weight.dtype and (a.bias is None) == (b.bias is None)
 
 
-def _join(group: list[Matrix], params: Params) -> Matrix:
-    def joined(field: str) -> mx.array | None:
+def joined(group: list[Matrix], params: Params) -> Matrix:
+    """Matrices [..., out, in] of one input as one, their outputs side by side."""
+
+    def together(field: str) -> mx.array | None:
         parts = [getattr(matrix, field) for matrix in group]
-        return None if parts[0] is None else params.made(mx.concatenate(parts, axis=0))
+        return None if parts[0] is None else params.made(mx.concatenate(parts, axis=max(parts[0].ndim - 2, 0)))
 
     if len(group) == 1:
         return group[0]
-    weight = joined("weight")
+    weight = together("weight")
     assert weight is not None
-    return Matrix(weight, joined("scales"), joined("biases"), group[0].quant, joined("bias"))
+    return Matrix(weight, together("scales"), together("biases"), group[0].quant, together("bias"))
 
 
 def _borders(group: list[Matrix]) -> list[int]:
@@ -114,25 +117,35 @@ def _borders(group: list[Matrix]) -> list[int]:
     return ends[1:]
 
 
+def mlp_inputs(form: str) -> list[str]:
+    """Names of the projections of a feed-forward part's input."""
+    return ["gate", "up"] if form == "swiglu" else ["up"]
+
+
+def hidden_function(form: str) -> Callable[..., mx.array]:
+    """From the projected inputs of a feed-forward part to what its last projection reads."""
+    return swiglu if form == "swiglu" else relu2
+
+
 class Mlp:
-    """Gated feed-forward: down(silu(gate x) * up x)."""
+    """Feed-forward: down(silu(gate x) * up x) or down(relu(up x)^2)."""
 
     def __init__(self, spec: MlpSpec, params: Params) -> None:
-        self._inputs = Projections(params, ["gate", "up"])
+        self._inputs = Projections(params, mlp_inputs(spec.form))
+        self._hidden = hidden_function(spec.form)
         self._down = Linear(Matrix.take(params, "down"))
 
     @staticmethod
     def parameters(spec: MlpSpec, width: int) -> Table:
         """Expected parameters."""
-        return {
-            "gate.weight": Parameter((spec.hidden, width), "matrix"),
-            "up.weight": Parameter((spec.hidden, width), "matrix"),
-            "down.weight": Parameter((width, spec.hidden), "matrix"),
-        }
+        sizes = {**dict.fromkeys(mlp_inputs(spec.form), (spec.hidden, width)), "down": (width, spec.hidden)}
+        table: Table = {f"{name}.weight": Parameter(size, "matrix") for name, size in sizes.items()}
+        if spec.bias:
+            table.update({f"{name}.bias": Parameter(size[:1], "keep") for name, size in sizes.items()})
+        return table
 
     def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self._inputs(x)
-        return self._down(silu(gate) * up)
+        return self._down(self._hidden(*self._inputs(x)))
 
 
 class Embedding:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError
+from mlxlin.models.config import Config, given, need
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec
 from mlxlin.models.values import CONV, Operation, Place
@@ -116,6 +117,30 @@ def mixer(
         skip="head",
         in_bias=bias,
         out_bias=bias,
+    )
+
+
+def expanded(config: Config, eps: float) -> LinearSpec:
+    """The mixer of configs whose keys begin with mamba_: Bamba, Granite 4.
+
+    Raises:
+        CheckpointError: sizes that do not fit each other.
+    """
+    heads, width = need(config, "mamba_n_heads"), need(config, "hidden_size") * given(config, "mamba_expand", 2)
+    head_dim = given(config, "mamba_d_head", "auto")
+    head_dim = width // heads if head_dim == "auto" else head_dim
+    if heads * head_dim != width:
+        raise CheckpointError("config.json: mamba_n_heads x mamba_d_head is not hidden_size x mamba_expand.")
+    return mixer(
+        heads=heads,
+        head_dim=head_dim,
+        groups=given(config, "mamba_n_groups", 1),
+        state_dim=given(config, "mamba_d_state", 256),
+        eps=eps,
+        taps=given(config, "mamba_d_conv", 4),
+        conv_bias=given(config, "mamba_conv_bias", True),
+        bias=given(config, "mamba_proj_bias", False),
+        limits=config.get("time_step_limit"),
     )
 
 

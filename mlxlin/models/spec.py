@@ -219,9 +219,11 @@ class ChannelMixSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """Gated feed-forward, down(silu(gate x) * up x)."""
+    """Feed-forward: down(silu(gate x) * up x), or down(relu(up x)^2). bias: of all its projections."""
 
     hidden: int
+    form: Literal["swiglu", "relu2"] = "swiglu"
+    bias: bool = False
     kind: Literal["mlp"] = "mlp"
 
 

@@ -412,6 +412,8 @@ def _replace_modules() -> None:
     )
     norm.GroupNorm.forward = _with_residual(_group_norm)
     importlib.import_module("fla.modules.norm.fused_norm_gate").FusedRMSNormGated.forward = _gated_norm
+    gated = importlib.import_module("fla.modules.norm.layernorm_gated")
+    gated.rmsnorm_fn = gated.rms_norm_ref
     importlib.import_module("fla.modules.causal_conv1d.ops").ShortConvolution.forward = _convolution
     importlib.import_module("fla.modules.rotary.ops").RotaryEmbedding.forward = _rotary
     activations = importlib.import_module("fla.modules.activations.ops").ACT2FN

@@ -211,6 +211,24 @@ def _mamba(size: Sizes, **more: Any) -> dict[str, Any]:
     }
 
 
+def _bamba(size: Sizes, **more: Any) -> dict[str, Any]:
+    width, heads = size(32, 48), size(8, 4)
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": width,
+        "intermediate_size": size(40, 88),
+        "num_hidden_layers": size(3, 4),
+        "num_attention_heads": size(2, 4),
+        "num_key_value_heads": size(1, 2),
+        "attn_layer_indices": [1],
+        "mamba_n_heads": heads,
+        "mamba_d_state": size(12, 16, 24),
+        "mamba_n_groups": size(2, 4),
+        "mamba_chunk_size": size(16, 32),
+        **more,
+    }
+
+
 _RANKS: dict[str, Any] = {
     "decay_low_rank_dim": lambda size: size(8, 12),
     "a_low_rank_dim": lambda size: size(12, 8),
@@ -252,6 +270,28 @@ CASES: dict[str, Case] = {
             tie_word_embeddings=True,
             time_step_limit=(0.1, 0.3),
             layer_norm_epsilon=1e-3,
+        ),
+        v_first=True,
+    ),
+    "bamba": Case("transformers", "Bamba", _bamba, v_first=True),
+    "bamba-bias": Case(
+        "transformers",
+        "Bamba",
+        lambda size: _bamba(
+            size,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            attn_layer_indices=[0],
+            attention_bias=True,
+            mlp_bias=True,
+            mamba_proj_bias=True,
+            mamba_conv_bias=False,
+            mamba_n_groups=1,
+            mamba_expand=1,
+            mamba_d_conv=size(3, 4),
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75},
+            time_step_limit=(0.0, 0.25),
+            tie_word_embeddings=True,
         ),
         v_first=True,
     ),
@@ -394,6 +434,23 @@ CASES: dict[str, Case] = {
         tie_word_embeddings=True,
     ),
     "hgrn2-heads": _fla("HGRN2", True, expand_ratio=None, num_heads=lambda s: s(2, 4), elementwise_affine=False),
+    # One group: fla's fallback in torch gives head h group h % groups when it reads a prompt, unlike its kernels.
+    "mamba2-fla": _fla(
+        "Mamba2", True, head_dim=lambda s: s(16, 8), state_size=lambda s: s(12, 24), D_has_hdim=True, use_bias=True
+    ),
+    "mamba2-switches": _fla(
+        "Mamba2",
+        True,
+        head_dim=8,
+        state_size=16,
+        norm_before_gate=True,
+        use_conv_bias=False,
+        expand=lambda s: s(1, 2),
+        conv_kernel=3,
+        dt_limit=(0.05, 0.2),
+        tie_word_embeddings=True,
+    ),
+    "mamba2-normless": _fla("Mamba2", True, head_dim=16, state_size=8, rmsnorm=False),
     "rwkv7": _fla("RWKV7", head_dim=16, **_RANKS),
     "rwkv7-norms": _fla("RWKV7", head_dim=8, fuse_norm=False, tie_word_embeddings=True, **_RANKS),
     "retnet": _fla("RetNet", num_heads=2),
