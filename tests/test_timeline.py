@@ -25,9 +25,7 @@ from tests.tiny import CONFIGS, HYBRID, VOCAB, tiny_model
 
 MODELS = {name: tiny_model(config) for name, config in CONFIGS.items()}
 kinds = pytest.mark.parametrize("kind", MODELS)
-# These models magnify rounding: reading one text in other pieces alone moves values of about 5 by 2e-4 (hybrid), while
-# another last token moves some value by more than 5.
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4  # of logits and state entries of order one, in float32, read in other pieces
 
 
 def tokens(seed: int, length: int) -> list[int]:
@@ -41,11 +39,14 @@ def assert_from_scratch(line: Timeline) -> None:
     expected, fresh = line.model([line.tokens])
     assert expected is not None
     if line.logits is not None:
-        np.testing.assert_allclose(np.array(line.logits[0, 0]), np.array(expected[0, -1]), atol=TOLERANCE)
+        got, want = np.array(line.logits[0, 0]), np.array(expected[0, -1])
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
+        second, best = np.sort(want)[-2:]
+        assert got.argmax() == want.argmax() or best - second < TOLERANCE
     one, other = line.state.arrays(), fresh.arrays()
     assert one.keys() == other.keys()
     for name in one:
-        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), rtol=TOLERANCE / 10, atol=TOLERANCE, err_msg=name)
 
 
 class Counting:

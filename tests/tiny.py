@@ -55,16 +55,24 @@ RWKV7: dict[str, Any] = {
     "v_low_rank_dim": 4,
     "max_position_embeddings": 4096,
 }
+_ADDED = ("out.weight", "down.weight", "value.weight")
 CONFIGS = {"hybrid": HYBRID, "recurrent": RECURRENT, "rwkv7": RWKV7}
 
 
 def tiny_model(config: dict[str, Any], seed: int = 0) -> Model:
-    """A model with random weights large enough that every part matters."""
+    """A model with random weights, so large that every part matters to the fourth digit, but well conditioned.
+
+    What the parts add to the residual is small beside it, else each layer magnifies the rounding of those before it.
+    States last for tens of tokens, as in trained models.
+    """
     spec = find(config).spec(config)
+    slow = ("A_log", "dt_bias", *(["decay_out.bias"] if spec.family == "rwkv7" else []))
     key = mx.random.key(seed)
     params: dict[str, mx.array] = {}
     for name, parameter in parameters(spec).items():
         key, own = mx.random.split(key)
         noise = mx.random.normal(parameter.shape, key=own)
-        params[name] = noise * 0.3 if len(parameter.shape) > 1 else 1 + 0.2 * noise
+        scale = 0.03 if name.endswith(_ADDED) else 0.3
+        center = -2.0 if name.endswith(slow) else 1.0
+        params[name] = noise * scale if len(parameter.shape) > 1 else center + 0.2 * noise
     return Model(spec, params)
