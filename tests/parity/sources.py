@@ -25,7 +25,7 @@ LENGTHS = (71, 38)
 GREEDY_PROMPT, GREEDY_NEW = 21, 12
 # How far logits may move when the embeddings move by float32's rounding. Random weights are drawn again until they move
 # less: a norm of a nearly vanishing vector, or two experts that score alike, make two correct float32 programs differ.
-WELL_CONDITIONED, DRAWS = 4e-6, 300
+WELL_CONDITIONED, DRAWS = 1e-5, 100
 
 
 class Sizes:
