@@ -46,7 +46,9 @@ def assert_from_scratch(line: Timeline) -> None:
     one, other = line.state.arrays(), fresh.arrays()
     assert one.keys() == other.keys()
     for name in one:
-        np.testing.assert_allclose(np.array(one[name]), np.array(other[name]), rtol=TOLERANCE / 10, atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(
+            np.array(one[name]), np.array(other[name]), rtol=TOLERANCE / 10, atol=TOLERANCE, err_msg=name
+        )
 
 
 class Counting:
