@@ -70,6 +70,7 @@ def router_topk(
     groups: int = 1,
     groups_kept: int = 1,
     normalized: bool = True,
+    sum_eps: float = 1e-20,
     factor: float = 1.0,
     dtype: mx.Dtype = mx.float32,
 ) -> tuple[mx.array, mx.array]:
@@ -80,7 +81,7 @@ def router_topk(
         score: "softmax" or "sigmoid".
         correction: [E], added to the scores for the choice alone.
         groups, groups_kept: only experts of the best groups (by the sum of their two best scores) are chosen from.
-        normalized: weights are divided by their sum.
+        normalized: weights are divided by their sum + `sum_eps`.
         factor: on the weights.
     """
     B, T, E = logits.shape
@@ -88,8 +89,8 @@ def router_topk(
     views = ", ".join(view(name, array) for name, array in arrays.items())
     flags = f"{str(score == 'softmax').lower()}, {str(normalized).lower()}"
     body = (
-        f"router_topk<{E}, {top}, {groups}, {groups_kept}, {flags}>({views}, T, {literal(factor)}, indices, weights, "
-        "thread_position_in_grid.y, thread_index_in_simdgroup);"
+        f"router_topk<{E}, {top}, {groups}, {groups_kept}, {flags}>({views}, T, {literal(sum_eps)}, "
+        f"{literal(factor)}, indices, weights, thread_position_in_grid.y, thread_index_in_simdgroup);"
     )
     outputs = {"indices": ((B, T, top), mx.uint32), "weights": ((B, T, top), dtype)}
     grid, threadgroup = (32, B * T, 1), (32, 8, 1)

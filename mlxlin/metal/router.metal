@@ -2,7 +2,7 @@
 //
 // Scores are the softmax or the sigmoids of the logits. Selection may add a correction per expert and keep only the
 // best groups of experts, ranked by the sum of their two best scores (DeepSeek-V3, arXiv:2412.19437); weights are
-// scores without the correction, divided by their sum where NORMALIZED, times a factor.
+// scores without the correction, divided by their sum + sum_eps where NORMALIZED, times a factor.
 
 // E values over the lanes of a SIMD-group: value lane + 32 j in x[j]
 template <int M> struct Scores {
@@ -89,8 +89,8 @@ template <int E, int GROUPS, int GROUPS_KEPT, int M> inline void keep_groups(thr
 
 template <int E, int TOP, int GROUPS, int GROUPS_KEPT, bool SOFTMAX, bool NORMALIZED, typename LP, typename CP,
           typename W>
-inline void router_topk(View<LP> logits, View<CP> correction, int T, float factor, device uint* indices,
-                        device W* weights, uint token, uint lane_) {
+inline void router_topk(View<LP> logits, View<CP> correction, int T, float sum_eps, float factor,
+                        device uint* indices, device W* weights, uint token, uint lane_) {
   constexpr int M = (E + 31) / 32;
   const int lane = lane_;
   const Scores<M> scores = scores_of<E, SOFTMAX>(row(logits, token / T, token % T, 0), lane);
@@ -114,6 +114,6 @@ inline void router_topk(View<LP> logits, View<CP> correction, int T, float facto
   }
   if (lane < TOP) {
     indices[int64_t(token) * TOP + lane] = uint(mine);
-    weights[int64_t(token) * TOP + lane] = W(weight * (NORMALIZED ? factor / (sum + 1e-20f) : factor));
+    weights[int64_t(token) * TOP + lane] = W(weight * (NORMALIZED ? factor / (sum + sum_eps) : factor));
   }
 }

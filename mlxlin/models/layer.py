@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlxlin.backend import mx
 from mlxlin.models.blocks import Mlp
 from mlxlin.models.mixers.attention import Attention, attention_parameters
+from mlxlin.models.mixers.gated_conv import GatedConv, gated_conv_parameters
 from mlxlin.models.mixers.latent import LatentAttention, latent_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
 from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
@@ -15,9 +16,10 @@ from mlxlin.models.params import Params, Table, under
 from mlxlin.models.residual import Residual
 from mlxlin.models.spec import (
     AttentionSpec,
-    ChannelMixSpec,
     BlendSpec,
+    ChannelMixSpec,
     FeedForwardSpec,
+    GatedConvSpec,
     LatentSpec,
     LayerSpec,
     LinearSpec,
@@ -46,6 +48,8 @@ def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
         return linear_parameters(spec, width)
     if isinstance(spec, AttentionSpec):
         return attention_parameters(spec, width)
+    if isinstance(spec, GatedConvSpec):
+        return gated_conv_parameters(spec, width)
     return latent_parameters(spec, width) if isinstance(spec, LatentSpec) else rwkv7_parameters(spec, width)
 
 
@@ -60,11 +64,11 @@ class Layer:
 
     def __init__(self, spec: LayerSpec, width: int, params: Params, dtype: mx.Dtype) -> None:
         self._post_norm = spec.post_norm
+        self._mixer_blend, self._mlp_blend = spec.mixer_blend, spec.mlp_blend
         self._mixer: Mixer | None = None
         self._mlp: Mlp | Moe | ChannelMix | None = None
         if spec.mixer is not None:
             self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
-        self._mixer_blend, self._mlp_blend = spec.mixer_blend, spec.mlp_blend
             self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
         if spec.mlp is not None:
             self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
@@ -114,6 +118,8 @@ def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixe
         return LinearMixer(spec, params, dtype)
     if isinstance(spec, AttentionSpec):
         return Attention(spec, params, dtype)
+    if isinstance(spec, GatedConvSpec):
+        return GatedConv(spec, params, width, dtype)
     return LatentAttention(spec, params, dtype) if isinstance(spec, LatentSpec) else Rwkv7(spec, params, width, dtype)
 
 

@@ -106,6 +106,7 @@ class Moe:
             groups=spec.groups,
             groups_kept=spec.groups_kept,
             normalized=spec.normalized,
+            sum_eps=spec.sum_eps,
             factor=spec.factor,
         )
         return indices[0], weights[0]
@@ -135,7 +136,7 @@ class Moe:
         indices = mx.argpartition(-wanted, spec.active - 1, axis=-1)[:, : spec.active]
         weights = mx.take_along_axis(scores, indices, axis=-1)
         if spec.normalized:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + spec.sum_eps)
         return indices, weights * spec.factor
 
     def _routed(self, x: mx.array, indices: mx.array, weights: mx.array) -> mx.array:

@@ -88,3 +88,10 @@ def test_router_topk_equals_sorting(
     expected_indices, expected_weights = routed(float64(logits), top, score, plain, groups, kept)
     assert np.array_equal(np.array(indices), expected_indices)
     assert error(weights, expected_weights * 2.5) < TOLERANCE[mx.float32]
+
+
+def test_router_topk_adds_to_the_sum_it_divides_by() -> None:
+    logits = normal(1, 3, 40)
+    _, weights = router_topk(logits, 4, score="sigmoid", sum_eps=0.5, factor=2.5)
+    best = -np.sort(-1 / (1 + np.exp(-float64(logits))), axis=-1)[..., :4]
+    assert error(weights, 2.5 * best / (best.sum(axis=-1, keepdims=True) + 0.5)) < TOLERANCE[mx.float32]
