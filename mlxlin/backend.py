@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 from .blas import install as _install_blas
@@ -48,6 +50,23 @@ BLAS = _install_blas()
 def on_metal() -> bool:
     """Whether operations run on an Apple GPU by default."""
     return bool(mx.metal.is_available()) and mx.default_device() == mx.Device(mx.gpu)
+
+
+@cache
+def compiled(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """`function` as MLX fuses it, for arrays of any shape."""
+    made: Callable[..., mx.array] = mx.compile(function, shapeless=True)
+    return made
+
+
+def one_dispatch(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A pointwise function of arrays as one dispatch on Metal; on a CPU, MLX would run a C++ compiler for that."""
+
+    @wraps(function)
+    def call(*arrays: mx.array) -> mx.array:
+        return compiled(function)(*arrays) if on_metal() else function(*arrays)
+
+    return call
 
 
 def compute_dtype(stored: mx.Dtype) -> mx.Dtype:

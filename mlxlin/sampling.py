@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxlin.backend import mx
+from mlxlin.backend import mx, one_dispatch
 from mlxlin.errors import InputError
 
 WINDOW = 256  # tokens, of prompt and reply together, that the penalties look back on
@@ -110,10 +110,10 @@ class Sampler:
             raise InputError(f"The sampler has {self._rows} rows, the logits {logits.shape[0]}.")
         adjusted = self._penalise(self._add_bias(logits))
         if self.sampling.temperature == 0:
-            token = mx.argmax(adjusted, axis=-1).astype(mx.int32)
+            token = mx.argmax(adjusted, axis=-1)
         else:
-            token = _draw(adjusted / self.sampling.temperature, self._next_uniform(), self.sampling)
-        token = mx.where(mx.all(mx.isfinite(logits), axis=-1), token, -1)
+            token = _draw(adjusted, self._next_uniform(), self.sampling)
+        token = _or_none(mx.all(_finite(logits), axis=-1), token)
         if self.sampling.looks_back:
             before = token[:, None] if self._recent is None else self._recent[:, -(WINDOW - 1) :]
             self._recent = token[:, None] if self._recent is None else mx.concatenate([before, token[:, None]], axis=1)
@@ -167,6 +167,39 @@ def _window(recent: Sequence[Sequence[int]]) -> mx.array | None:
     return mx.array([row + row[-1:] * (width - len(row)) for row in rows], dtype=mx.int32)
 
 
+@one_dispatch
+def _finite(logits: mx.array) -> mx.array:
+    return mx.isfinite(logits)
+
+
+@one_dispatch
+def _or_none(sound: mx.array, token: mx.array) -> mx.array:
+    """int32 tokens, -1 where the logits are not sound."""
+    return mx.where(sound, token.astype(mx.int32), -1)
+
+
+@one_dispatch
+def _weights(logits: mx.array, top: mx.array, temperature: mx.array) -> mx.array:
+    """Probabilities up to a factor: 1 for the largest logit, `top`."""
+    return mx.exp(logits / temperature - top / temperature)
+
+
+@one_dispatch
+def _reaches(cumulative: mx.array, total: mx.array, uniform: mx.array, weights: mx.array) -> mx.array:
+    return (cumulative > uniform * total) & (weights > 0)
+
+
+@one_dispatch
+def _not_below(weights: mx.array, threshold: mx.array) -> mx.array:
+    return mx.where(weights >= threshold, weights, 0)
+
+
+@one_dispatch
+def _needed(ascending: mx.array, cumulative: mx.array, total: mx.array, top_p: mx.array) -> mx.array:
+    """Infinity in place of the weights behind likelier ones that reach the share `top_p` by themselves."""
+    return mx.where((total - cumulative) < top_p * total, ascending, mx.inf)
+
+
 def _draw(logits: mx.array, uniform: mx.array, sampling: Sampling) -> mx.array:
     """One token [B] of each row of logits [B, V], by where `uniform` [B, 1] falls among the cumulative probabilities.
 
@@ -178,27 +211,24 @@ def _draw(logits: mx.array, uniform: mx.array, sampling: Sampling) -> mx.array:
     if 0 < sampling.top_k < vocab:
         ids = mx.sort(mx.argpartition(logits, vocab - sampling.top_k, axis=-1)[:, vocab - sampling.top_k :], axis=-1)
         logits = mx.take_along_axis(logits, ids, axis=-1)
-    weights = mx.exp(logits - mx.max(logits, axis=-1, keepdims=True))
+    weights = _weights(logits, mx.max(logits, axis=-1, keepdims=True), mx.array(sampling.temperature))
     if sampling.top_p < 1:
         weights = _keep_top_p(weights, sampling.top_p)
     if sampling.min_p > 0:
-        weights = mx.where(weights >= sampling.min_p, weights, 0)  # the likeliest one weighs 1
+        weights = _not_below(weights, mx.array(sampling.min_p))  # the likeliest one weighs 1
     cumulative = mx.cumsum(weights, axis=-1)
-    hit = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
+    hit = _reaches(cumulative, cumulative[:, -1:], uniform, weights)
     # rounding of the sum may leave no hit for a number close to 1
     at = mx.where(mx.any(hit, axis=-1), mx.argmax(hit, axis=-1), mx.argmax(weights, axis=-1))
-    at = at[:, None] if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)
-    return at[:, 0].astype(mx.int32)
+    return at if ids is None else mx.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
 
 
 def _keep_top_p(weights: mx.array, top_p: float) -> mx.array:
     """Zero what lies outside the likeliest part of mass `top_p`; weights [B, V] need not add up to 1."""
     ascending = mx.sort(weights, axis=-1)
     cumulative = mx.cumsum(ascending, axis=-1)
-    total = cumulative[:, -1:]
-    kept = (total - cumulative) < top_p * total  # what is likelier does not reach top_p yet
-    threshold = mx.min(mx.where(kept, ascending, mx.inf), axis=-1, keepdims=True)
-    return mx.where(weights >= threshold, weights, 0)
+    needed = _needed(ascending, cumulative, cumulative[:, -1:], mx.array(top_p))
+    return _not_below(weights, mx.min(needed, axis=-1, keepdims=True))
 
 
 def log_probabilities(logits: mx.array, tokens: mx.array, top: int) -> tuple[mx.array, mx.array, mx.array]:

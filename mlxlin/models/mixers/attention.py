@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mlxlin.backend import mx, on_metal
-from mlxlin.models.activations import sigmoid, softmax_weights, vectorises
+from mlxlin.models.activations import sigmoid_gated, softmax_weights, vectorises
 from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.step import Step, keys_values
 from mlxlin.models.norms import Norm
@@ -77,7 +77,7 @@ class Attention:
         y = attend(q, keys, values, scale=spec.scale, window=spec.window, step=step)
         y = y.swapaxes(1, 2).reshape(*x.shape[:2], -1)
         if spec.gate:
-            y = y * sigmoid(projected["gate"])
+            y = sigmoid_gated(projected["gate"], y)
         return self._out(y), remembered
 
     def _heads(self, x: mx.array, heads: int, norm: Norm | None) -> mx.array:
