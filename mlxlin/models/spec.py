@@ -229,12 +229,13 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """Mixture of experts, each a gated feed-forward of width `hidden`, `active` of them for each token.
+    """Mixture of experts, each a feed-forward of width `hidden`, `active` of them for each token.
 
     score: what router logits become. correction: a learned bias on the scores that only counts in the choice. groups,
     groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights are divided
     by their sum + `sum_eps`, then times `factor`. shared: width of a feed-forward for all tokens, 0 for none;
-    shared_gate: times sigmoid(W x).
+    shared_gate: times sigmoid(W x). form: of all experts, as in MlpSpec. latent: width of a projection of x that the
+    experts work on, whose sum is projected back; 0 for x itself. bias: of the shared part and the latent projections.
     """
 
     experts: int
@@ -249,7 +250,15 @@ class MoeSpec:
     factor: float = 1.0
     shared: int = 0
     shared_gate: bool = False
+    form: Literal["swiglu", "relu2"] = "swiglu"
+    latent: int = 0
+    bias: bool = False
     kind: Literal["moe"] = "moe"
+
+    @property
+    def shared_part(self) -> MlpSpec | None:
+        """The feed-forward for all tokens."""
+        return MlpSpec(self.shared, self.form, self.bias) if self.shared else None
 
 
 MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec
@@ -258,9 +267,9 @@ FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
 
 @dataclass(frozen=True)
 class BlendSpec:
-    """A residual path along the normalised input: kept norm(x) + added part(norm(x))."""
+    """Another residual path: x + added part(norm x); where there is `kept`, kept norm(x) + added part(norm x)."""
 
-    kept: float
+    kept: float | None
     added: float
 
 
@@ -295,6 +304,8 @@ class ModelSpec:
         context: tokens the model was trained for.
         tied: the head is the embedding.
         embed_norm: of the embedded tokens, before the first layer.
+        embed_factor: on the embedded tokens.
+        logit_factor: on the logits.
     """
 
     family: str
@@ -305,6 +316,8 @@ class ModelSpec:
     tied: bool
     context: int
     embed_norm: NormSpec | None = None
+    embed_factor: float = 1.0
+    logit_factor: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for json.dump; fields at their default are left out."""

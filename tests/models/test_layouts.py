@@ -135,11 +135,29 @@ def test_ling_layers_and_architectures() -> None:
     assert plan.notices == ["dropped 2 MTP tensors (multi-token prediction head)"]
     derived = {k: v for k, v in golden.config.items() if k != "layer_types"}
     assert find(derived).spec(derived) == plan.spec
-    older = golden.config | {"architectures": ["BailingMoeV2_5ForCausalLM"]}
-    with pytest.raises(UnsupportedError, match="BailingMoeV2_5ForCausalLM"):
-        find(older)
+    unheard = golden.config | {"architectures": ["BailingMoeV9ForCausalLM"]}
+    with pytest.raises(UnsupportedError, match="BailingMoeV9ForCausalLM"):
+        find(unheard)
+    assert find(golden.config | {"architectures": ["BailingMoeV2_5ForCausalLM"]}) is not find(golden.config)
     with pytest.raises(UnsupportedError, match="layer_group_size"):
         find(derived).spec(derived | {"layer_group_size": 3})
+
+
+@pytest.mark.parametrize("name", ["bailing_moe_linear", "bailing_moe_v2_5"])
+def test_ring_as_mlx_tools_write_it(name: str) -> None:
+    golden = Golden.load(FIXTURES / name)
+    tensors = {}
+    for key, array in golden.tensors.items():
+        if ".experts." not in key:
+            tensors[key.replace("mlp.gate.weight", "mlp.gate.gate_proj.weight")] = array
+    for layer in {key.split(".experts.")[0] for key in golden.tensors if ".experts." in key}:
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            tensors[f"{layer}.switch_mlp.{part}.weight"] = stack(golden.tensors, f"{layer}.experts", part)
+    tensors["model.layers.4.attention.g_proj.weight"] = mx.zeros((2, 2))  # of the layer that predicts further ahead
+    plan = plan_of(golden.config, tensors)
+    assert plan.notices == ["dropped 1 MTP tensor (multi-token prediction head)"]
+    logits, _ = Model(plan.spec, {t.name: t.read() for t in plan.targets})(golden.row(1))
+    assert difference(logits, golden.logits(1)) < TOLERANCE
 
 
 @pytest.mark.parametrize("key", ["mla_use_nope", "moe_router_activation_func", "attention_bias", "moe_layer_freq"])
@@ -176,7 +194,7 @@ def test_routing_prefers_groups_and_corrected_scores() -> None:
     arrays = {"router.weight": router, "correction": correction}
     arrays |= {f"experts.{n}.weight": mx.zeros((8, 4, 6) if n != "down" else (8, 6, 4)) for n in ("gate", "up", "down")}
     x = mx.random.normal((50, 6), key=mx.random.key(3))
-    indices, weights = Moe(spec, Params(arrays, {})).route(x)
+    indices, weights = Moe(spec, Params(arrays, {})).route(x @ router.T)
     scores = mx.sigmoid(x @ router.T)
     for token in range(50):
         wanted = (scores[token] + correction).tolist()

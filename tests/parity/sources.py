@@ -42,6 +42,8 @@ class Sizes:
 class Case:
     """A source model: `model` is the prefix of its Config and ForCausalLM classes.
 
+    The source mlx-lm stands for two programs that have to agree, see `tests.parity.bailing_oracle`.
+
     v_first: whether the source keeps recurrent matrices [B, H, V, K] instead of [B, H, K, V].
     """
 
@@ -131,6 +133,48 @@ def _ling(size: Sizes, **more: Any) -> dict[str, Any]:
     }
 
 
+def _bailing(size: Sizes, **more: Any) -> dict[str, Any]:
+    """Ring 2.0 linear and what Ling 2.5 has of it; mlx-lm wants heads x head_dim to be the width."""
+    width, heads, kv_heads = size((32, 4, 2), (48, 3, 1), (96, 6, 3))
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": width,
+        "intermediate_size": size(40, 88),
+        "moe_intermediate_size": size(8, 24),
+        "num_hidden_layers": 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": width // heads,
+        "layer_group_size": size(3, 2, 4),
+        "group_norm_size": size(2, 4, 1),
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 5000.0,
+        "rms_norm_eps": 1e-6,
+        "use_qk_norm": True,
+        "num_experts": 8,
+        "num_experts_per_tok": size(2, 3),
+        "num_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.7,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "first_k_dense_replace": size(1, 0, 2),
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+def _bailing_latent(size: Sizes, **more: Any) -> dict[str, Any]:
+    width, heads, dim = size((32, 3, 12), (64, 4, 8), (40, 6, 16))
+    own = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": dim}
+    ranks = {"kv_lora_rank": size(12, 16), "q_lora_rank": None, "qk_rope_head_dim": dim // 2}
+    dims = {"qk_nope_head_dim": size(12, 8), "v_head_dim": size(8, 16), "rope_interleave": True}
+    return _bailing(size, **{**own, **ranks, **dims, **more})
+
+
 def _minimax(size: Sizes, **more: Any) -> dict[str, Any]:
     return {
         "vocab_size": size(64, 131),
@@ -164,6 +208,31 @@ def _olmo(size: Sizes, **more: Any) -> dict[str, Any]:
         "linear_key_head_dim": size(12, 16),
         "pad_token_id": 0,
         "eos_token_id": 1,
+        **more,
+    }
+
+
+def _granite(size: Sizes, **more: Any) -> dict[str, Any]:
+    heads = size(4, 6)
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 48),
+        "intermediate_size": size(12, 24),
+        "shared_intermediate_size": size(20, 40),
+        "num_hidden_layers": 3,
+        "num_attention_heads": size(4, 2),
+        "num_key_value_heads": size(2, 1),
+        "layer_types": size(["mamba", "attention", "mamba"], ["attention", "mamba", "mamba"]),
+        "num_local_experts": size(6, 8),
+        "num_experts_per_tok": size(2, 3),
+        "embedding_multiplier": size(3.0, 0.5),
+        "residual_multiplier": size(0.6, 0.8),
+        "attention_multiplier": size(0.2, 0.4),
+        "logits_scaling": size(3.0, 0.7),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": size(2, 1),
+        "mamba_d_state": size(12, 16),
+        "mamba_chunk_size": size(16, 32),
         **more,
     }
 
@@ -225,6 +294,32 @@ def _bamba(size: Sizes, **more: Any) -> dict[str, Any]:
         "mamba_d_state": size(12, 16, 24),
         "mamba_n_groups": size(2, 4),
         "mamba_chunk_size": size(16, 32),
+        **more,
+    }
+
+
+def _nemotron(size: Sizes, kinds: list[str], **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 48, 64),
+        "intermediate_size": size(40, 88),
+        "layers_block_type": kinds,
+        "num_attention_heads": size(4, 2),
+        "num_key_value_heads": size(2, 1),
+        "head_dim": size(12, 16),
+        "mamba_num_heads": size(6, 4),
+        "mamba_head_dim": size(8, 12),
+        "ssm_state_size": size(12, 16),
+        "n_groups": 2,
+        "chunk_size": size(16, 32),
+        # the source keeps time steps above the second of these, NVIDIA's own code within the first
+        "time_step_limit": (0.05, float("inf")),
+        "time_step_min": 0.05,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": size(2, 3),
+        "moe_intermediate_size": size(8, 24),
+        "moe_shared_expert_intermediate_size": size(20, 16),
+        "routed_scaling_factor": size(1.7, 2.5),
         **more,
     }
 
@@ -295,6 +390,39 @@ CASES: dict[str, Case] = {
         ),
         v_first=True,
     ),
+    "nemotron_h": Case(
+        "transformers",
+        "NemotronH",
+        lambda size: _nemotron(size, ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]),
+        v_first=True,
+    ),
+    "nemotron_h-moe": Case(
+        "transformers",
+        "NemotronH",
+        lambda size: _nemotron(
+            size,
+            ["moe", "linear_attention", "full_attention", "moe"],
+            n_group=4,
+            topk_group=2,
+            tie_word_embeddings=True,
+        ),
+        v_first=True,
+    ),
+    "nemotron_h-latent": Case(
+        "transformers",
+        "NemotronH",
+        lambda size: _nemotron(
+            size,
+            ["linear_attention", "moe", "mlp", "full_attention"],
+            moe_latent_size=size(16, 20),
+            norm_topk_prob=False,
+            mlp_bias=True,
+            use_bias=True,
+            use_conv_bias=False,
+            n_groups=1,
+        ),
+        v_first=True,
+    ),
     "olmo_hybrid": Case("transformers", "OlmoHybrid", lambda size: _olmo(size, rope_parameters=_NO_ROPE)),
     "olmo_hybrid-rope": Case(
         "transformers",
@@ -322,6 +450,23 @@ CASES: dict[str, Case] = {
         "BailingHybrid",
         lambda size: _ling(size, q_lora_rank=size(10, 16), kda_safe_gate=False, layer_group_size=2),
     ),
+    "granitemoehybrid": Case("transformers", "GraniteMoeHybrid", _granite, v_first=True),
+    "granitemoehybrid-dense": Case(
+        "transformers",
+        "GraniteMoeHybrid",
+        lambda size: _granite(
+            size,
+            num_local_experts=0,
+            position_embedding_type="rope",
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+            attention_bias=True,
+            mamba_proj_bias=True,
+            mamba_conv_bias=False,
+            mamba_d_conv=size(3, 2),
+            tie_word_embeddings=True,
+        ),
+        v_first=True,
+    ),
     "lfm2": Case("transformers", "Lfm2", _lfm2),
     "lfm2-bias": Case(
         "transformers",
@@ -341,6 +486,29 @@ CASES: dict[str, Case] = {
         "transformers",
         "Lfm2Moe",
         lambda size: _lfm2_experts(size, use_expert_bias=False, norm_topk_prob=False, conv_bias=True),
+    ),
+    "bailing_moe_linear": Case("mlx-lm", "BailingMoeLinearV2", _bailing),
+    "bailing_moe_linear-plain": Case(
+        "mlx-lm",
+        "BailingMoeLinearV2",
+        lambda size: _bailing(
+            size,
+            num_hidden_layers=5,
+            layer_group_size=2,
+            use_qk_norm=False,
+            n_group=1,
+            topk_group=1,
+            num_shared_experts=0,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "bailing_moe_v2_5": Case("mlx-lm", "BailingMoeV2_5", _bailing_latent),
+    "bailing_moe_v2_5-ranks": Case(
+        "mlx-lm",
+        "BailingMoeV2_5",
+        lambda size: _bailing_latent(
+            size, q_lora_rank=size(10, 16), use_qk_norm=False, num_shared_experts=2, layer_group_size=size(4, 3)
+        ),
     ),
     "minimax": Case("transformers", "MiniMax", _minimax),
     "minimax-window": Case(
@@ -482,9 +650,12 @@ CASES: dict[str, Case] = {
 
 def write(name: str, folder: Path, seed: int, vary: bool) -> None:
     """Make the checkpoint and what its source computes for it."""
+    case = CASES[name]
+    if case.source == "mlx-lm":
+        _write_bailing(case, folder, seed, vary)
+        return
     import torch
 
-    case = CASES[name]
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     module = _source(case.source)
@@ -505,6 +676,15 @@ def write(name: str, folder: Path, seed: int, vary: bool) -> None:
         golden = _golden(model, case, config, ids)
     golden["sensitivity"] = torch.tensor(sensitivity)
     _save(golden, folder / "golden.safetensors")
+
+
+def _write_bailing(case: Case, folder: Path, seed: int, vary: bool) -> None:
+    from tests.parity import bailing_oracle
+
+    kind = {"BailingMoeLinearV2": "bailing_moe_linear", "BailingMoeV2_5": "bailing_hybrid"}[case.model]
+    config = case.config(Sizes(random.Random(seed) if vary else None))
+    config = {"model_type": kind, "architectures": [f"{case.model}ForCausalLM"], **config}
+    bailing_oracle.write(config, folder, seed, LENGTHS, GREEDY_PROMPT, GREEDY_NEW)
 
 
 def _save_checkpoint(model: Any, case: Case, config: Any, folder: Path) -> None:
@@ -538,7 +718,7 @@ def _source(name: str) -> Any:
 
 
 # Projections whose outputs are added to the residual.
-_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "w2.weight")
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "w2.weight", "output_linear.weight")
 
 
 def _randomise(model: Any) -> None:
