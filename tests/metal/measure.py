@@ -1,33 +1,14 @@
-"""What the kernels of a call did, launch by launch, and which dispatches a graph holds."""
+"""What the kernels of a call did, launch by launch."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from mlxlin.backend import mx
 from mlxlin.metal import kernels
-from mlxlin.recurrences import kernels as paths
-from mlxlin.recurrences import mixer
 from tests.msl import Report, last_report
-
-# Primitives that only look at an array in another way
-VIEWS = {
-    "AsStrided",
-    "Broadcast",
-    "ExpandDims",
-    "Flatten",
-    "Reshape",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unflatten",
-}
 
 
 @dataclass(frozen=True)
@@ -68,29 +49,3 @@ def launches_of(call: Callable[[], Any]) -> list[Launch]:
     with mock.patch.object(kernels, "kernel", recording):
         call()
     return found
-
-
-@contextmanager
-def metal_in_name() -> Iterator[None]:
-    """The program believes in Metal and trusts its kernels; for exporting graphs, in which MLX makes them itself."""
-    kernels.kernel.cache_clear()
-    with (
-        mock.patch.object(paths, "on_metal", lambda: True),
-        mock.patch.object(mixer, "on_metal", lambda: True),
-        mock.patch.object(paths, "trusted", lambda *_: True),
-        mock.patch.object(mixer, "trusted_by_key", lambda *_: True),
-    ):
-        yield
-    kernels.kernel.cache_clear()
-
-
-def exported(call: Callable[..., Any], *arrays: mx.array) -> list[dict[str, Any]]:
-    """The primitives of a call, as MLX records them."""
-    found: list[dict[str, Any]] = []
-    mx.export_function(found.append, call, *arrays)
-    return [entry for entry in found if entry["type"] == "primitive"]
-
-
-def dispatches(primitives: list[dict[str, Any]]) -> Counter[str]:
-    """How often each primitive occurs that a GPU has to do something for."""
-    return Counter(p["name"] for p in primitives if p["name"] not in VIEWS)

@@ -14,7 +14,7 @@ from mlxlin.recurrences import mixer, run
 from mlxlin.recurrences.samples import sample, sample_mixer
 from mlxlin.selftest import MIXERS
 
-from .measure import dispatches, exported, metal_in_name
+from .graphs import dispatches, exported, metal_in_name
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +43,19 @@ def decode_counts(spec: FusedSpec, tokens: int) -> Counter[str]:
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_mixer_decodes_in_one_dispatch_or_two_where_heads_are_few(name: str, tokens: int) -> None:
-    expected = 2 if name == "gated linear attention" else 1
-    assert decode_counts(MIXERS[name], tokens) == {"CustomKernel": expected}
+    split = {"gated_norm": 1} if name == "gated linear attention" else {}
+    assert decode_counts(MIXERS[name], tokens) == {"decode": 1, **split}
 
 
 @pytest.mark.parametrize("name", [name for name in MIXERS if name != "low rank"])
 def test_a_mixer_prefills_in_four_dispatches(name: str) -> None:
-    assert decode_counts(MIXERS[name], 64) == {"CustomKernel": 4}
+    prep = "prep_channel" if MIXERS[name].decay == "channel" else "prep_head"
+    assert decode_counts(MIXERS[name], 64) == {"prefill": 1, prep: 1, "chunk": 1, "gated_norm": 1}
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(5, 1), (64, 2)])
+@pytest.mark.parametrize("tokens", [5, 64])
 @pytest.mark.parametrize("rule", ["decay", "kda", "gated_delta", "dplr"])
-def test_a_recurrence_costs_its_kernels_and_nothing_else(rule: str, tokens: int, expected: int) -> None:
+def test_a_recurrence_costs_its_kernels_and_nothing_else(rule: str, tokens: int) -> None:
     decay = "channel" if rule == "kda" else "head"
     x = sample(rule, decay, 64, 64, 2, tokens, mx.bfloat16)
     names = [n for n in ("q", "k", "v", "g", "beta", "a", "b", "lengths") if getattr(x, n) is not None]
@@ -63,7 +64,6 @@ def test_a_recurrence_costs_its_kernels_and_nothing_else(rule: str, tokens: int,
         given = dict(zip([*names, "state"], arrays, strict=True))
         return list(run(rule, **given))
 
-    primitives = exported(call, *(getattr(x, n) for n in names), x.S)
-    assert dispatches(primitives) == {"CustomKernel": expected}
-    names_of_kernels = [p["arguments"][0] for p in primitives if p["name"] == "CustomKernel"]
-    assert all(name.startswith("custom_kernel_mlxlin_") for name in names_of_kernels)
+    found = dispatches(exported(call, *(getattr(x, n) for n in names), x.S))
+    prep = "prep_channel" if rule in ("kda", "dplr") else "prep_head"
+    assert found == ({"scan": 1} if tokens == 5 else {prep: 1, "chunk": 1})

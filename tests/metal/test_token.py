@@ -1,0 +1,79 @@
+"""Dispatches of one decoded token: by layer, and from its embedding to the next token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from mlxlin.sampling import Sampling
+
+from .tokens import DENSE, EXPERTS, layer_dispatches, token_dispatches
+
+# One more product with packed weights: decay and beta keep 8 bits, so they are not part of the merged projection.
+MIXER = Counter(add_norm=1, products=2, decode=1)
+ATTENTION = Counter(add_norm=1, products=2, rms_norm=2, rope=2, attention=1, SliceUpdate=2, sigmoid_gated=1)
+DENSE_PART = Counter(add_norm=1, products=2, swiglu=1)
+# router, chosen and shared experts, whose sum is one product; each of the two pairs of projections is merged
+EXPERT_PART = Counter(add_norm=1, products=4, router_topk=1, GatherMM=2, swiglu=2, sigmoid_gated=1)
+
+
+@pytest.fixture(autouse=True)
+def emulator() -> None:
+    """None: graphs are exported, nothing runs, and MLX makes the kernels itself."""
+
+
+PRODUCTS = ("Matmul", "QuantizedMatmul", "AddMM")
+
+
+def by_kind(found: Counter[str]) -> Counter[str]:
+    """Packed or not, a product is a product."""
+    names = {"GatherQMM": "GatherMM", "scaled_dot_product_attention": "attention"} | dict.fromkeys(PRODUCTS, "products")
+    counted: Counter[str] = Counter()
+    for name, n in found.items():
+        counted[names.get(name, name)] += n
+    return counted
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+@pytest.mark.parametrize(
+    ("config", "part", "limits"),
+    [(DENSE, DENSE_PART, (9, 15)), (EXPERTS, EXPERT_PART, (16, 22))],
+    ids=["dense", "experts"],
+)
+def test_dispatches_of_a_layer(
+    config: dict[str, Any], part: Counter[str], limits: tuple[int, int], packed: bool
+) -> None:
+    found = layer_dispatches(config, packed)
+    assert by_kind(found["linear layer"]) == MIXER + part + Counter(products=int(packed))
+    assert by_kind(found["attention layer"]) == ATTENTION + part
+    assert found["linear layer"].total() <= limits[0]
+    assert found["attention layer"].total() <= limits[1]
+    # embedding (of packed numbers and their scales and biases), last norm, head, logits in float32, position
+    assert found["rest"].total() == (8 if packed else 5)
+
+
+# Of 4 layers, above. Sorting and cumulative sums are counted as one, though a large vocabulary takes several passes.
+@pytest.mark.parametrize(
+    ("sampling", "limit"),
+    [
+        (Sampling(), 4),
+        (Sampling(temperature=0.7), 11),
+        (Sampling(temperature=0.7, top_k=20), 15),
+        (Sampling(temperature=0.7, top_p=0.9), 16),
+        (Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05), 21),
+    ],
+    ids=["greedy", "temperature", "top-k", "top-p", "all"],
+)
+def test_dispatches_of_choosing_the_next_token(sampling: Sampling, limit: int) -> None:
+    without, whole = token_dispatches(DENSE), token_dispatches(DENSE, sampling=sampling)
+    assert (whole - without).total() <= limit
+    assert not without - whole
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+def test_a_whole_token_of_24_layers(packed: bool) -> None:
+    """18 linear layers of 8 or 9, 6 of attention, embedding and head, greedy choice."""
+    found = token_dispatches(DENSE | {"num_hidden_layers": 24}, packed, Sampling())
+    assert found.total() == 18 * (9 if packed else 8) + 6 * 15 + (8 if packed else 5) + 4

@@ -1,0 +1,77 @@
+"""What one decoded token of a whole model costs in dispatches, by part of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from mlxlin.backend import mx
+from mlxlin.models import Model, find, parameters
+from mlxlin.models.params import QuantSpec
+from mlxlin.sampling import Sampler, Sampling
+from tests.tiny import HYBRID
+
+from .graphs import dispatches, exported, metal_in_name
+
+# three layers of a recurrence and one of attention, of sizes that the kernels take
+DENSE = HYBRID | {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+}
+EXPERTS = DENSE | {
+    "model_type": "qwen3_5_moe_text",
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+_BITS = {"matrix": 4, "embedding": 4, "head": 4, "gate": 8}  # by role, as a converted checkpoint has them
+
+
+def model_of(config: Mapping[str, Any], packed: bool) -> Model:
+    """A bfloat16 model of zeros, in 4 bits where `packed`."""
+    spec = find(dict(config)).spec(dict(config))
+    params: dict[str, mx.array] = {}
+    packing: dict[str, QuantSpec] = {}
+    for name, parameter in parameters(spec).items():
+        weight = mx.zeros(parameter.shape, dtype=mx.bfloat16)
+        if not packed or parameter.role not in _BITS:
+            params[name] = weight
+            continue
+        stem = name.removesuffix(".weight")
+        packing[stem] = QuantSpec(_BITS[parameter.role], 32)
+        parts = mx.quantize(weight, group_size=32, bits=_BITS[parameter.role])
+        params |= dict(zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True))
+    return Model(spec, params, packing)
+
+
+def token_dispatches(config: Mapping[str, Any], packed: bool = False, sampling: Sampling | None = None) -> Counter[str]:
+    """Of one token behind others, up to its logits or, with `sampling`, up to the next token."""
+    _, state = model_of(config, packed)(mx.array([[1, 2, 3]]), logits="none")
+    mx.eval(*state.arrays().values())
+    sampler = None if sampling is None else Sampler(sampling)
+    if sampler is not None:  # random numbers are drawn in blocks: not for this token
+        mx.eval(sampler(mx.zeros((1, 1, config["vocab_size"]))))
+    with metal_in_name():
+        model = model_of(config, packed)
+
+        def call(token: mx.array) -> list[mx.array]:
+            logits, new = model(token, state)
+            assert logits is not None
+            return [logits if sampler is None else sampler(logits), *new.arrays().values()]
+
+        return dispatches(exported(call, mx.array([[4]])))
+
+
+def layer_dispatches(config: Mapping[str, Any], packed: bool = False) -> dict[str, Counter[str]]:
+    """By part: a linear layer, an attention layer, and the rest."""
+    two, three, four = (token_dispatches({**config, "num_hidden_layers": n}, packed) for n in (2, 3, 4))
+    linear = three - two
+    return {"linear layer": linear, "attention layer": four - three, "rest": two - linear - linear}
