@@ -4,8 +4,8 @@
     python benchmarks/roofline.py --chip "M4 Max" --tokens 4096
 
 What is counted: the work of every kernel (bytes, operations, matrix products, SIMD functions) by the emulator in
-tests/msl, on small calls, scaled by tokens and heads; the dispatches of a decode step in the graph that MLX exports.
-Quantised gates of other widths add a product each.
+tests/msl, on small calls, scaled by tokens and heads; the dispatches of a decode step, 4-bit weights and 8-bit gates,
+in the graph that MLX exports, up to and including the choice of the next token.
 
 What is assumed, and from where (nothing here is fitted to this project's kernels):
 - Bandwidth and cores by Apple's and reviewers' tables; four schedulers of 32 lanes per core at 1.4 GHz.
@@ -22,22 +22,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mlxlin.backend import mx
 from mlxlin.metal.recurrence import chunk, scan
-from mlxlin.models import Model, find, parameters
+from mlxlin.sampling import Sampling
 from tests.metal.cases import Case, arguments
 from tests.metal.conftest import emulated
-from tests.metal.measure import Launch, dispatches, exported, launches_of, metal_in_name
-from tests.tiny import HYBRID
+from tests.metal.measure import Launch, launches_of
+from tests.metal.tokens import DENSE, EXPERTS, layer_dispatches, token_dispatches
 
 DISPATCH = 2.15e-6
 CLOCK, SCHEDULERS = 1.4e9, 4
@@ -122,7 +118,6 @@ PUBLISHED = (
     Published("Qwen3.5-9B", "M2 Max", "Rapid-MLX (on mlx-lm)", 63.5),
     Published("Qwen3.5-4B", "M5", "Rapid-MLX (on mlx-lm)", 46.9),
 )
-STAND_INS = {"Erf": "RMSNorm", "ErfInv": "RoPE", "ArcTan": "Attention"}
 MLX_LM_DISPATCHES = 646 / 24  # per layer, published
 
 
@@ -143,46 +138,6 @@ def kernels(rule: str, tokens: int, heads: int, K: int, V: int) -> dict[str, lis
     }
 
 
-@contextmanager
-def one_primitive_per_fused_operation() -> Iterator[None]:
-    """Norm, rotation and attention are one dispatch each on Metal; a CPU graph spells them out, so others stand in."""
-    stand_ins = {
-        "rms_norm": lambda x, *_, **__: mx.erf(x),
-        "rope": lambda x, *_, **__: mx.erfinv(x),
-        "scaled_dot_product_attention": lambda q, *_, **__: mx.arctan(q),
-    }
-    with ExitStack() as stack:
-        for name, function in stand_ins.items():
-            stack.enter_context(mock.patch.object(mx.fast, name, function))
-        stack.enter_context(metal_in_name())
-        yield
-
-
-def decode_dispatches() -> dict[str, Counter[str]]:
-    """Dispatches of one token in the parts of a Qwen3.5-like model: a linear layer, an attention layer, the rest."""
-    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 16}
-    config = HYBRID | sizes | {"linear_num_value_heads": 16}
-
-    def count(layers: int) -> Counter[str]:
-        described = config | {"num_hidden_layers": layers}
-        spec = find(described).spec(described)
-        model = Model(spec, {name: mx.zeros(p.shape, dtype=mx.bfloat16) for name, p in parameters(spec).items()})
-        logits, state = model(mx.array([[1, 2, 3]]))
-        mx.eval(logits, *state.arrays().values())
-
-        def call(token: mx.array) -> list[mx.array]:
-            logits, new = model(token, state)
-            return [logits, *new.arrays().values()]
-
-        with one_primitive_per_fused_operation():
-            found = dispatches(exported(call, mx.array([[4]])))
-        return Counter({STAND_INS.get(name, name): n for name, n in found.items()})
-
-    two, three, four = count(2), count(3), count(4)
-    linear = three - two
-    return {"linear layer": linear, "attention layer": four - three, "rest": two - linear - linear}
-
-
 def print_kernels(chip: str, tokens: int) -> None:
     print(f"Recurrence kernels of one layer, {tokens} tokens, 32 value heads, K = V = 128, bfloat16, {chip}:")
     for rule in ("gated_delta", "decay", "kda", "dplr"):
@@ -198,15 +153,21 @@ def print_kernels(chip: str, tokens: int) -> None:
 
 
 def print_decode() -> None:
-    parts = decode_dispatches()
-    for name, counted in parts.items():
-        print(f"Dispatches per token, {name}: {counted.total()}  {dict(counted)}")
-    linear, attention, rest = (parts[name].total() for name in ("linear layer", "attention layer", "rest"))
-    print("\nDecode, 4-bit weights, no context: predicted tokens/s, and what was published for mlx-lm")
+    for name, config in (("dense", DENSE), ("with experts", EXPERTS)):
+        for part, found in layer_dispatches(config, packed=True).items():
+            print(f"Dispatches per token, {name}, {part}: {found.total()}  {dict(found)}")
+    parts = {part: found.total() for part, found in layer_dispatches(DENSE, packed=True).items()}
+    linear, attention, rest = parts.values()
+    without = token_dispatches(DENSE, packed=True)
+    choices = {"greedy": Sampling(), "top-k and top-p": Sampling(temperature=0.7, top_k=20, top_p=0.9)}
+    choosing = {name: (token_dispatches(DENSE, True, how) - without).total() for name, how in choices.items()}
+    print(f"Dispatches of choosing the token: {choosing}")
+    print("\nDecode, 4-bit weights, no context, greedy: predicted tokens/s, and what was published for mlx-lm")
     for row in PUBLISHED:
         nbytes, layers = MODELS[row.model]
         seconds = nbytes / CHIPS[row.chip].bandwidth
-        ours = seconds + DISPATCH * (layers * (0.75 * linear + 0.25 * attention) + rest)
+        dispatches = layers * (0.75 * linear + 0.25 * attention) + rest + choosing["greedy"]
+        ours = seconds + DISPATCH * dispatches
         theirs = seconds + DISPATCH * layers * MLX_LM_DISPATCHES
         print(
             f"  {row.model:13} {row.chip:7} mlxlin {1 / ours:6.1f}   mlx-lm {1 / theirs:6.1f}, "
