@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from mlxlin.errors import UnsupportedError
-from mlxlin.models import latent_layout
+from mlxlin.models import bailing_layout, latent_layout
+from mlxlin.models.bailing_layout import ATTENTION
 from mlxlin.models.config import Config, default_rope, given, need, only
-from mlxlin.models.latent_layout import LAYER, MIXER
-from mlxlin.models.rules import BEYOND, Weight
+from mlxlin.models.latent_layout import MIXER
+from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LayerSpec, LinearSpec, MixerSpec, ModelSpec, NormSpec, OutputSpec, RopeSpec
 
 # Ling and Ring 2.5 share the model type; they are another architecture (lightning attention).
 SERVES = (("bailing_hybrid", "BailingMoeV3ForCausalLM"), ("bailing_hybrid", "BailingHybridForCausalLM"))
-PREFIXES = ("model.",)
-_MTP = "MTP tensors (multi-token prediction head)"
-DROPS = ((r"mtp\.", _MTP), (BEYOND, _MTP))
-
-_ATTENTION, _MOE = LAYER + "attention.", LAYER + "mlp."
+PREFIXES = bailing_layout.PREFIXES
+DROPS = bailing_layout.DROPS
 WEIGHTS = (
-    Weight("embed.weight", "word_embeddings.weight"),
-    Weight("norm.weight", "norm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(LAYER + "mixer_norm.weight", LAYER + "input_layernorm.weight"),
-    Weight(LAYER + "mlp_norm.weight", LAYER + "post_attention_layernorm.weight"),
-    *latent_layout.MLP_WEIGHTS,
-    *latent_layout.mixture_weights(_MOE, "gate_proj", "up_proj", "down_proj"),
-    Weight(LAYER + "mlp.correction", _MOE + "gate.expert_bias"),
-    *latent_layout.latent_weights(_ATTENTION, "dense.weight"),
-    *latent_layout.delta_weights(_ATTENTION, "dense.weight"),
-    Weight(MIXER + "out.weight", _ATTENTION + "o_proj.weight"),
-    Weight(MIXER + "gate.weight", _ATTENTION + "g_proj.weight"),
-    Weight(MIXER + "decay.weight", _ATTENTION + "f_proj.weight", kind="linear"),
+    *bailing_layout.SHARED_WEIGHTS,
+    *latent_layout.latent_weights(ATTENTION, "dense.weight"),
+    *latent_layout.delta_weights(ATTENTION, "dense.weight"),
+    Weight(MIXER + "out.weight", ATTENTION + "o_proj.weight"),
+    Weight(MIXER + "gate.weight", ATTENTION + "g_proj.weight"),
+    Weight(MIXER + "decay.weight", ATTENTION + "f_proj.weight", kind="linear"),
 )
 _SUPPORTED = {
     "hidden_act": ("silu",),

@@ -96,6 +96,18 @@ def _thirds_of_heads(arrays: list[mx.array], place: Place) -> mx.array:
     return array.reshape(heads, 3, -1, array.shape[-1]).swapaxes(0, 1).reshape(array.shape)
 
 
+def _rows_of(part: int) -> Callable[[list[mx.array], Place], mx.array]:
+    """Rows of all heads' q, then k, then v: those of one of the three."""
+
+    def apply(arrays: list[mx.array], place: Place) -> mx.array:
+        assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
+        spec = place.layer.mixer
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        return mx.split(_only(arrays), [queries, queries + keys], axis=0)[part]
+
+    return apply
+
+
 def _attention_heads(place: Place) -> int:
     assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
     return place.layer.mixer.heads
@@ -117,6 +129,7 @@ QKV_OF_GROUPS = Operation(_key_head_groups(0), rowwise=True)
 GATE_OF_GROUPS = Operation(_key_head_groups(1), rowwise=True)
 BETA_OF_GROUPS = Operation(_key_head_groups(2), rowwise=True)
 DECAY_OF_GROUPS = Operation(_key_head_groups(3), rowwise=True)
+Q_ROWS, K_ROWS, V_ROWS = (Operation(_rows_of(part), rowwise=True) for part in range(3))
 QKV_OF_HEADS = Operation(_thirds_of_heads, rowwise=True)
 KEYS_OF_HEADS = Operation(_head_parts(False), rowwise=True)
 VALUES_OF_HEADS = Operation(_head_parts(True), rowwise=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxlin.models import FAMILIES
 from tests.models.golden import FIXTURES, Golden, difference, model_of
+from tests.parity.sources import CASES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 HEAD = """# Families
@@ -20,6 +21,11 @@ CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded bat
 | family | source | variants | largest logit difference | state of a variant |
 |---|---|---|---|---|
 """
+SOURCES = {
+    "transformers": "transformers",
+    "fla": "flash-linear-attention",
+    "mlx-lm": "the authors' code in NumPy, float64; mlx-lm agrees",
+}
 
 
 def variants() -> dict[str, list[str]]:
@@ -34,7 +40,7 @@ def variants() -> dict[str, list[str]]:
 def row(family: str, names: list[str]) -> str:
     """One line of the table."""
     worst, state = 0.0, 0
-    source = "transformers"
+    source = SOURCES[CASES[names[0]].source]
     for name in names:
         golden = Golden.load(FIXTURES / name)
         model = model_of(golden.config, golden.tensors)
@@ -42,8 +48,6 @@ def row(family: str, names: list[str]) -> str:
         assert logits is not None
         worst = max(worst, difference(logits, golden.logits(0)))
         state = state or model.fresh().recurrent_nbytes
-        # transformers stamps its version; flash-linear-attention's configs have fields of their own
-        source = "flash-linear-attention" if "fuse_norm" in golden.config else source
     kinds = ", ".join(name.removeprefix(family).lstrip("-") or "default" for name in names)
     return f"| `{family}` | {source} | {kinds} | {worst:.0e} | {state:,} bytes, fixed |"
 

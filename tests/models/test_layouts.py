@@ -155,7 +155,7 @@ def test_ring_as_mlx_tools_write_it(name: str) -> None:
             tensors[f"{layer}.switch_mlp.{part}.weight"] = stack(golden.tensors, f"{layer}.experts", part)
     tensors["model.layers.4.attention.g_proj.weight"] = mx.zeros((2, 2))  # of the layer that predicts further ahead
     plan = plan_of(golden.config, tensors)
-    assert plan.notices == ["dropped 1 MTP tensor (multi-token prediction head)"]
+    assert plan.notices == ["dropped 1 MTP tensors (multi-token prediction head)"]
     logits, _ = Model(plan.spec, {t.name: t.read() for t in plan.targets})(golden.row(1))
     assert difference(logits, golden.logits(1)) < TOLERANCE
 

@@ -27,6 +27,8 @@ SEED = random.SystemRandom().randrange(1 << 30)
 
 def missing(source: str) -> str:
     """Why a source cannot be run here; empty where it can."""
+    if source == "mlx-lm":
+        return "" if importlib.util.find_spec("mlx_lm") else "needs mlx-lm"
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         return "needs torch and transformers"
     if source == "fla" and not os.environ.get("MLXLIN_FLA"):
@@ -34,7 +36,7 @@ def missing(source: str) -> str:
     return ""
 
 
-@pytest.fixture(scope="module", params=["transformers", "fla"])
+@pytest.fixture(scope="module", params=["transformers", "fla", "mlx-lm"])
 def checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint for each case of one source."""
     if why := missing(request.param):

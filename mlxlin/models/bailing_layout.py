@@ -1,0 +1,131 @@
+"""What Ring 2.0, Ling 2.5 and Ling 3 have in common: tensor names; lightning attention of the first two."""
+
+from __future__ import annotations
+
+from mlxlin.errors import CheckpointError
+from mlxlin.models import latent_layout
+from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.latent_layout import LAYER, MIXER
+from mlxlin.models.rules import BEYOND, Weight
+from mlxlin.models.spec import (
+    DecaySpec,
+    LayerSpec,
+    LinearSpec,
+    MixerSpec,
+    ModelSpec,
+    NormSpec,
+    OutputSpec,
+    RopeSpec,
+)
+
+PREFIXES = ("model.",)
+_MTP = "MTP tensors (multi-token prediction head)"
+DROPS = ((r"mtp\.", _MTP), (BEYOND, _MTP))
+
+ATTENTION, _MOE = LAYER + "attention.", LAYER + "mlp."
+SHARED_WEIGHTS = (
+    Weight("embed.weight", "word_embeddings.weight"),
+    Weight("norm.weight", "norm.weight"),
+    Weight("head.weight", "lm_head.weight"),
+    Weight(LAYER + "mixer_norm.weight", LAYER + "input_layernorm.weight"),
+    Weight(LAYER + "mlp_norm.weight", LAYER + "post_attention_layernorm.weight"),
+    *latent_layout.MLP_WEIGHTS,
+    *latent_layout.mixture_weights(_MOE, "gate_proj", "up_proj", "down_proj"),
+    Weight(LAYER + "mlp.router.weight", _MOE + "gate.gate_proj.weight"),  # as MLX tools write it
+    Weight(LAYER + "mlp.correction", _MOE + "gate.expert_bias"),
+)
+LIGHTNING_WEIGHTS = (
+    Weight(MIXER + "qkv.weight", ATTENTION + "query_key_value.weight", kind="linear"),
+    Weight(MIXER + "q_norm.weight", ATTENTION + "query_layernorm.weight", kind="linear"),
+    Weight(MIXER + "k_norm.weight", ATTENTION + "key_layernorm.weight", kind="linear"),
+    Weight(MIXER + "gate.weight", ATTENTION + "g_proj.weight", kind="linear"),
+    Weight(MIXER + "norm.weight", ATTENTION + "g_norm.weight", kind="linear"),
+    Weight(MIXER + "out.weight", ATTENTION + "dense.weight", kind="linear"),
+)
+_SUPPORTED = {
+    "hidden_act": ("silu",),
+    "use_bias": (False, None),
+    "use_qkv_bias": (False, None),
+    "use_rmsnorm": (True, None),
+    "norm_head": (False, None),
+    "norm_softmax": (False, None),
+    "linear_silu": (False, None),
+    "use_linear_silu": (False, None),
+    "linear_rope": (True, None),
+    "rope_scaling": (None,),
+    "rope_traditional": (False, None),
+    "rope_interleave": (True, None),
+    "score_function": ("sigmoid", None),
+    "scoring_func": ("sigmoid", None),
+    "norm_topk_prob": (True, None),
+    "moe_router_enable_expert_bias": (True, None),
+    "moe_router_enable_routed_scaling": (True, None),
+    "moe_router_enable_shared_expert": (True, None),
+}
+
+
+def lightning_model(family: str, config: Config, full: MixerSpec) -> ModelSpec:
+    """The whole decoder: lightning attention, and `full` in the last layer of each group and behind the last group."""
+    heads = need(config, "num_attention_heads")
+    hidden = need(config, "moe_intermediate_size")
+    sizes = {
+        "moe_shared_expert_intermediate_size": (hidden, None),
+        "num_kv_heads_for_linear_attn": (heads, None),
+        "num_experts_per_tok": tuple(range(2, need(config, "num_experts") + 1)),  # the source does not normalise one
+    }
+    only(config, {**_SUPPORTED, **sizes})
+    norm = NormSpec(float(given(config, "rms_norm_eps", 1e-6)))
+    count, group = need(config, "num_hidden_layers"), need(config, "layer_group_size")
+    mlps = latent_layout.feed_forwards(config, given(config, "first_k_dense_replace", 0))
+    layers = []
+    for index, mlp in enumerate(mlps):
+        last = (index + 1) % group == 0 or index >= count // group * group
+        layers.append(LayerSpec(full if last else _lightning(config, norm, index), mlp, norm))
+    return ModelSpec(
+        family=family,
+        vocab=need(config, "vocab_size"),
+        width=need(config, "hidden_size"),
+        layers=tuple(layers),
+        norm=norm,
+        tied=given(config, "tie_word_embeddings", False),
+        context=given(config, "max_position_embeddings", 32768),
+    )
+
+
+def head_dim(config: Config) -> int:
+    """Of attention and lightning attention."""
+    return int(given(config, "head_dim", need(config, "hidden_size") // need(config, "num_attention_heads")))
+
+
+def rope(config: Config, dims: int, *, interleaved: bool = False) -> RopeSpec:
+    """The rotation of the first `dims` channels of a head."""
+    return RopeSpec(dims, float(need(config, "rope_theta")), interleaved=interleaved)
+
+
+def rotated(config: Config) -> int:
+    """How many channels of a head are turned, but in latent attention."""
+    return int(head_dim(config) * need(config, "partial_rotary_factor"))
+
+
+def _lightning(config: Config, norm: NormSpec, index: int) -> LinearSpec:
+    """Layer `index`. Its decay is that of the authors' published code, which counts the layers from -1.
+
+    Some other programs count them from 0; slopes then differ by slope / (L - 1). A checkpoint does not store them.
+    """
+    heads, dim, count = need(config, "num_attention_heads"), head_dim(config), need(config, "num_hidden_layers")
+    groups = need(config, "group_norm_size")
+    if heads * dim % groups:
+        raise CheckpointError(f"config.json: group_norm_size {groups} does not divide {heads} heads of {dim}.")
+    return LinearSpec(
+        rule="decay",
+        heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        scale=dim**-0.5,
+        output=OutputSpec(norm, gate="sigmoid", joint=True, groups=groups),
+        qk_norm="rms" if need(config, "use_qk_norm") else "none",
+        qk_eps=norm.eps,
+        rope=rope(config, rotated(config)),
+        decay=DecaySpec("alibi", factor=1 - (index - 1) / max(count - 1, 1) + 1e-5),
+    )
