@@ -12,7 +12,7 @@ from mlxlin.convert.prepare import Arrays, Item, Prepared
 from mlxlin.convert.resolve import Progress
 from mlxlin.loader import Plan, stored_dtype
 from mlxlin.models import QuantSpec
-from mlxlin.models.blocks import Embedding, Linear, Matrix
+from mlxlin.models.blocks import Embedding, Head, Matrix
 from mlxlin.models.decoder import Layer
 from mlxlin.models.mixers.step import Step
 from mlxlin.models.norms import Norm
@@ -47,7 +47,7 @@ class Layerwise:
         rows, where = np.unique(np.array(self._ids), return_inverse=True)
         arrays = self._rows(item, item.read(), mx.array(rows))
         matrix = Matrix.take(self._params([item], arrays), "embed")
-        x = Embedding(matrix, self._plan.dtype)(mx.array(where.reshape(1, -1).astype(np.int32)))
+        x = Embedding(matrix, self._plan.dtype, self.spec.embed_factor)(mx.array(where.reshape(1, -1).astype(np.int32)))
         if self.spec.embed_norm is not None:
             x = self._norm("embed_norm", self.spec.embed_norm)(x)
         mx.eval(x)
@@ -104,8 +104,8 @@ class Layerwise:
         stored = item.read()
         for start in range(0, self.spec.vocab, _HEAD_ROWS):
             rows = mx.arange(start, min(start + _HEAD_ROWS, self.spec.vocab))
-            block = Linear(Matrix.take(self._params([item], self._rows(item, stored, rows)), name))(x)
-            block = block.astype(mx.float32)
+            matrix = Matrix.take(self._params([item], self._rows(item, stored, rows)), name)
+            block = Head(matrix, self.spec.logit_factor)(x)
             mx.eval(block)
             yield block
 

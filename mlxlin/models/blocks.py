@@ -70,6 +70,18 @@ class Linear:
         return y if matrix.bias is None else y + matrix.bias
 
 
+class Head(Linear):
+    """The last projection: float32 logits, times a factor."""
+
+    def __init__(self, matrix: Matrix, factor: float) -> None:
+        super().__init__(matrix)
+        self._factor = factor
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits = super().__call__(x).astype(mx.float32)
+        return logits if self._factor == 1.0 else logits * self._factor
+
+
 class Projections:
     """Several projections of one input, done as few products: neighbours stored alike become one matrix."""
 
@@ -149,15 +161,17 @@ class Mlp:
 
 
 class Embedding:
-    """Token ids to vectors, and the head where it is tied."""
+    """Token ids to vectors, times a factor, and the head where it is tied."""
 
-    def __init__(self, matrix: Matrix, dtype: mx.Dtype) -> None:
+    def __init__(self, matrix: Matrix, dtype: mx.Dtype, factor: float) -> None:
         self.matrix = matrix
         self._dtype = dtype
+        self._factor = factor
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """tokens [B, T] -> [B, T, D]."""
         matrix = self.matrix
         picked = [None if part is None else part[tokens] for part in (matrix.weight, matrix.scales, matrix.biases)]
         assert picked[0] is not None
-        return Matrix(picked[0], picked[1], picked[2], matrix.quant).dense(self._dtype)
+        x = Matrix(picked[0], picked[1], picked[2], matrix.quant).dense(self._dtype)
+        return x if self._factor == 1.0 else x * self._factor

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
-from mlxlin.models.blocks import Embedding, Linear, Matrix
+from mlxlin.models.blocks import Embedding, Head, Matrix
 from mlxlin.models.fingerprint import fingerprint
 from mlxlin.models.layer import Layer, layer_parameters
 from mlxlin.models.mixers.step import Step
@@ -63,9 +63,9 @@ class Model:
         self._norm = Norm(spec.norm, taken.at("norm"))
         assert self._norm.weight is not None
         self.dtype: mx.Dtype = self._norm.weight.dtype
-        self._embed = Embedding(Matrix.take(taken, "embed"), self.dtype)
+        self._embed = Embedding(Matrix.take(taken, "embed"), self.dtype, spec.embed_factor)
         self._embed_norm = Norm(spec.embed_norm, taken.at("embed_norm")) if spec.embed_norm is not None else None
-        self._head = Linear(self._embed.matrix if spec.tied else Matrix.take(taken, "head"))
+        self._head = Head(self._embed.matrix if spec.tied else Matrix.take(taken, "head"), spec.logit_factor)
         self._layers: list[Layer] = []
         for index, layer in enumerate(spec.layers):
             self._layers.append(Layer(layer, spec.width, taken.at(f"layers.{index}"), self.dtype))
@@ -151,7 +151,7 @@ class Model:
             assert step.lengths is not None
             last = mx.maximum(step.lengths - 1, 0)[:, None, None]
             x = x.each(lambda z: mx.take_along_axis(z, last, axis=1))
-        return self._head(x.normed(self._norm)[0]).astype(mx.float32)
+        return self._head(x.normed(self._norm)[0])
 
     def _step(self, before: State, lengths: mx.array | None, length: int) -> Step:
         slots = None

@@ -96,7 +96,7 @@ class Layer:
         if self._post_norm:
             return x.total, x
         normed, x = x.normed(norm)
-        return normed, x if blend is None else Residual(normed * blend.kept)
+        return normed, x if blend is None or blend.kept is None else Residual(normed * blend.kept)
 
     def _write(self, x: Residual, mixed: mx.array, norm: Norm, blend: BlendSpec | None) -> Residual:
         mixed = mixed if blend is None else mixed * blend.added

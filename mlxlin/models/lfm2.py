@@ -92,8 +92,8 @@ def _attention(config: Config, width: int, eps: float) -> AttentionSpec:
     head_dim = given(config, "head_dim", width // heads)
     rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
     default_rope(rope)
-    only(config, {"partial_rotary_factor": (1.0, None)})
-    only(rope, {"partial_rotary_factor": (1.0, None)})
+    for place in (config, rope):
+        only(place, {"partial_rotary_factor": (1.0, None)})
     return AttentionSpec(
         heads=heads,
         kv_heads=given(config, "num_key_value_heads", 8),

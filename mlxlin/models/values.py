@@ -25,7 +25,7 @@ class Place:
 class Operation:
     """A function of source tensors.
 
-    rowwise: it only moves whole rows (axis 0), so that packed weights, scales and biases can go through it too.
+    rowwise: it only moves whole rows of matrices, so that packed weights, scales and biases can go through it too.
     """
 
     apply: Callable[[list[mx.array], Place], mx.array]
@@ -123,8 +123,8 @@ CONV = Operation(_conv)  # one or several [C, 1, W] or [C, W, 1], behind each ot
 QUERY_OF_PAIR = Operation(_interleaved(0, 2), rowwise=True)  # rows per head: first the query, then its gate
 GATE_OF_PAIR = Operation(_interleaved(1, 2), rowwise=True)
 STACK = Operation(lambda arrays, place: mx.stack(arrays), rowwise=True)  # matrices of one expert each
-FIRST_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=1)[0])  # of each expert's rows
-SECOND_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=1)[1])
+FIRST_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=-2)[0], rowwise=True)  # of a matrix's rows
+SECOND_HALF = Operation(lambda arrays, place: mx.split(_only(arrays), 2, axis=-2)[1], rowwise=True)
 QKV_OF_GROUPS = Operation(_key_head_groups(0), rowwise=True)
 GATE_OF_GROUPS = Operation(_key_head_groups(1), rowwise=True)
 BETA_OF_GROUPS = Operation(_key_head_groups(2), rowwise=True)

@@ -213,10 +213,10 @@ def _olmo(size: Sizes, **more: Any) -> dict[str, Any]:
 
 
 def _granite(size: Sizes, **more: Any) -> dict[str, Any]:
-    heads = size(4, 6)
+    width, heads = size((32, 4), (48, 6), (48, 4))
     return {
         "vocab_size": size(64, 131),
-        "hidden_size": size(32, 48),
+        "hidden_size": width,
         "intermediate_size": size(12, 24),
         "shared_intermediate_size": size(20, 40),
         "num_hidden_layers": 3,
@@ -718,7 +718,14 @@ def _source(name: str) -> Any:
 
 
 # Projections whose outputs are added to the residual.
-_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj", "w2.weight", "output_linear.weight")
+_OUTPUTS = (
+    "o_proj.weight",
+    "out_proj.weight",
+    "down_proj.weight",
+    "experts.down_proj",
+    "w2.weight",
+    "output_linear.weight",
+)
 
 
 def _randomise(model: Any) -> None:
