@@ -1,6 +1,6 @@
-"""Every error mlxlin raises on purpose: what happened, and what to do about it.
+"""Every error mlxlin raises on purpose: what happened, and what to do about it; and what it warns of.
 
-The command line prints them as two lines, `Error: <message>` and `Hint: <hint>`.
+The command line prints errors as two lines, `Error: <message>` and `Hint: <hint>`, and warnings as `Note: <message>`.
 """
 
 from __future__ import annotations
@@ -52,3 +52,7 @@ class SessionError(MlxlinError):
 
 class NumericsError(MlxlinError):
     """Non-finite numbers where finite ones are required."""
+
+
+class KernelWarning(UserWarning):
+    """A Metal kernel failed its check on this machine; plain operations run in its place, slower."""

@@ -97,4 +97,6 @@ def machine_table() -> str:
     ]
     paths = [["recurrence path", "device", "tokens"]]
     paths += [[row["path"], row["device"], row["tokens"]] for row in mlxlin.recurrences.paths.table()]
-    return table(rows) + "\n\n" + table(paths)
+    failures = [["not used here", ""]]
+    failures += [[kernel, complaint] for kernel, complaint in mlxlin.recurrences.probe.failures().items()]
+    return "\n\n".join(table(part) for part in (rows, paths, failures) if len(part) > 1)

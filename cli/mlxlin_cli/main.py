@@ -6,12 +6,16 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import click
 from click.shell_completion import shell_complete
 
 import mlxlin
+from mlxlin.errors import KernelWarning
 from mlxlin_cli.options import Settings, debug_option, model_option
 from mlxlin_cli.terminal import complain, flush, say
 
@@ -90,7 +94,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     settings = Settings()
     try:
         # not cli.main(), which turns a closed pipe and an interruption into exit code 1
-        with cli.make_context("mlxlin", list(sys.argv[1:] if arguments is None else arguments), obj=settings) as ctx:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        with notes(), cli.make_context("mlxlin", given, obj=settings) as ctx:
             cli.invoke(ctx)
         flush()
         return OK
@@ -105,6 +110,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if settings.debug:
             traceback.print_exc()
         return report(error)
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """What the library warns of is one line, without the place in the source that Python would show."""
+    plain = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+        if issubclass(category, KernelWarning):
+            say(f"Note: {message}")
+        else:
+            plain(message, category, *place, **rest)
+
+    with warnings.catch_warnings():  # which puts the function back as well
+        warnings.simplefilter("always", KernelWarning)
+        warnings.showwarning = cast(Any, show)
+        yield
 
 
 def report(error: Exception) -> int:

@@ -6,6 +6,7 @@ recurrence, its two chunk kernels, norm and gate.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -51,7 +52,9 @@ def takes(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
 
 @cache  # spelling a specification out for every layer of every token would cost more than the dispatch
 def _key(spec: FusedSpec, kernel: str, parts: int, dtype: mx.Dtype) -> str:
-    return f"{kernel}-{spec}-parts{parts}-{str(dtype).rsplit('.', 1)[-1]}"
+    sizes = f"{rule_of(spec)}-K{spec.key_dim}-V{spec.value_dim}-{spec.heads}x{spec.value_heads}"
+    rest = hashlib.sha256(repr(spec).encode()).hexdigest()[:8]
+    return f"{kernel}-{sizes}-{rest}-parts{parts}-{str(dtype).rsplit('.', 1)[-1]}"
 
 
 def advance(spec: FusedSpec, x: Projected) -> Mixed:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxlin.backend import mx
+from mlxlin.errors import KernelWarning
 from mlxlin.metal.kernels import digest
 
 from .reference import scan_float64
@@ -30,10 +31,6 @@ from .samples import sample_like
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 1e-3, mx.bfloat16: 8e-3}
 
 Kernel = Callable[[Inputs], tuple[mx.array, mx.array, mx.array | None]]
-
-
-class KernelWarning(UserWarning):
-    """A Metal kernel failed its check on this machine; plain operations run in its place, slower."""
 
 
 def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
@@ -57,7 +54,8 @@ def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
 def trusted_by_key(key: str, examine: Callable[[], str]) -> bool:
     """Whether `examine` has found nothing to complain about, here or in an earlier process.
 
-    Whatever it raises is a complaint too: compile errors come when a kernel is evaluated.
+    Whatever it raises is a complaint too: compile errors come when a kernel is evaluated. A kernel that is found wrong
+    is warned of, once; later `failures` lists it. The key begins with the kernel's name.
     """
     known = _verdicts()
     if key not in known:
@@ -67,7 +65,11 @@ def trusted_by_key(key: str, examine: Callable[[], str]) -> bool:
             known[key] = f"{type(error).__name__}: {error}".splitlines()[0]
         _remember(known)
         if known[key]:
-            warnings.warn(f"Metal kernel {key}: {known[key]}. Plain operations are used.", KernelWarning, stacklevel=3)
+            text = (
+                f"the Metal kernel '{key.partition('-')[0]}' failed its check on this machine and is not used: "
+                f"{known[key]}. Plain operations do its work, more slowly; `mlxlin selftest` shows more. ({key})"
+            )
+            warnings.warn(text, KernelWarning, stacklevel=3)
     return not known[key]
 
 

@@ -9,7 +9,10 @@ from collections.abc import Callable
 import pytest
 
 import mlxlin
+from mlxlin.recurrences import probe
+from mlxlin.recurrences.probe import trusted_by_key
 from mlxlin_cli import main
+from mlxlin_cli.info import machine_table
 
 HEAVY = ("mlx", "numpy", "rich", "prompt_toolkit", "jinja2", "tokenizers", "huggingface_hub", "matplotlib")
 
@@ -125,3 +128,19 @@ def test_a_closed_standard_output_is_no_crash(command_line: list[str], environme
         ["sh", "-c", '"$@" >&-', "sh", *command_line, "--help"], stderr=subprocess.PIPE, text=True, env=environment
     )
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_a_kernel_that_is_not_used_is_one_note_in_words(cli, script, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(source: str, **options: object) -> object:
+        trusted_by_key("scan-decay-head-K32-V32", lambda: "results are off by 1.0e-02")
+        trusted_by_key("scan-decay-head-K32-V32", lambda: "examined again")
+        return script.load(source, **options)
+
+    monkeypatch.setattr(mlxlin, "load", load)
+    probe._verdicts.cache_clear()
+    result = cli("generate", "hi")
+    notes = [line for line in result.err.splitlines() if line.startswith("Note: ")]
+    assert result.code == 0 and len(notes) == 1
+    assert notes[0].startswith("Note: the Metal kernel 'scan' failed its check on this machine and is not used: res")
+    assert "results are off by 1.0e-02" in machine_table().splitlines()[-1]
+    probe._verdicts.cache_clear()
