@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mlxlin.backend import compute_dtype, mx
@@ -122,9 +123,10 @@ def state_sizes(spec: ModelSpec, dtype: mx.Dtype) -> tuple[int, int]:
         Layer(layer, spec.width, params.at(f"layers.{index}"), dtype).fresh(1)
         for index, layer in enumerate(spec.layers)
     ]
-    state = State(tuple(fresh), mx.zeros((1,), mx.int32))
+    state = State(tuple(chain.from_iterable(fresh)), mx.zeros((1,), mx.int32))
     return state.recurrent_nbytes, sum(layer.row_nbytes for layer in state.keys_values())
 
 
 def _kind(layer: LayerSpec) -> str:
-    return layer.mixer.rule if isinstance(layer.mixer, LinearSpec) else layer.kind
+    kind = layer.mixer.rule if isinstance(layer.mixer, LinearSpec) else layer.kind
+    return kind if layer.beside is None else f"{kind} beside {layer.beside.kind}"

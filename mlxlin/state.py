@@ -36,7 +36,8 @@ class State:
     """What a model carries from token to token.
 
     Attributes:
-        layers: one entry per layer, named arrays or KeysValues. Recurrent matrices are float32 [B, HV, V, K].
+        layers: one entry per layer, two where it has two mixers: named arrays or KeysValues. Recurrent matrices are
+            float32 [B, HV, V, K].
         positions: tokens read so far in each row, [B] int32.
         slots: position held by each key slot, [B, kv_length] int32, -1 for padding; None while slot and position agree
             in every row, that is until the first call with unequal `lengths`.

@@ -40,4 +40,6 @@ def text(prepared: Prepared, recipe: Recipe, repo: str | None, commit: str | Non
 def _kind(layer: LayerSpec) -> str:
     if layer.mixer is None:
         return "feed-forward"
+    if layer.beside is not None:
+        return "recurrent beside attention"
     return "attention" if layer.mixer.kind in _ATTENTION else "recurrent"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
+from itertools import chain, islice
 from typing import Literal
 
 from mlxlin.backend import mx
@@ -72,6 +73,7 @@ class Model:
             taken.settle()
         taken.finish()
         empty = self.fresh()
+        self._parts = len(empty.layers)
         self._has_keys = any(True for _ in empty.keys_values())
         self._recurrent_nbytes = empty.recurrent_nbytes
         self.kv_bytes_per_token = sum(layer.row_nbytes for layer in empty.keys_values())
@@ -92,8 +94,8 @@ class Model:
 
     def fresh(self, batch: int = 1) -> State:
         """The state before the first token, for `batch` rows."""
-        layers = tuple(layer.fresh(batch) for layer in self._layers)
-        return State(layers, mx.zeros((batch,), dtype=mx.int32))
+        layers = chain.from_iterable(layer.fresh(batch) for layer in self._layers)
+        return State(tuple(layers), mx.zeros((batch,), dtype=mx.int32))
 
     def __call__(
         self, tokens: Tokens, state: State | None = None, *, lengths: Lengths | None = None, logits: Logits = "all"
@@ -117,10 +119,10 @@ class Model:
         ids = self._token_array(tokens)
         batch, length = ids.shape
         before = self.fresh(batch) if state is None else state
-        if before.batch != batch or len(before.layers) != len(self._layers):
+        if before.batch != batch or len(before.layers) != self._parts:
             raise InputError(
-                f"The state has {before.batch} rows and {len(before.layers)} layers, "
-                f"the tokens {batch} rows and the model {len(self._layers)} layers."
+                f"The state has {before.batch} rows and {len(before.layers)} parts, "
+                f"the tokens {batch} rows and the model's state {self._parts} parts."
             )
         if logits not in ("all", "last", "none"):
             raise InputError(f"logits must be 'all', 'last' or 'none', not {logits!r}.")
@@ -135,10 +137,10 @@ class Model:
         if self._embed_norm is not None:
             embedded = self._embed_norm(embedded)
         x = Residual(embedded)
-        layers: list[LayerState] = []
-        for layer, old in zip(self._layers, before.layers, strict=True):
-            x, new = layer(x, old, step)
-            layers.append(new)
+        left, layers = iter(before.layers), list[LayerState]()
+        for layer in self._layers:
+            x, new = layer(x, tuple(islice(left, layer.parts)), step)
+            layers.extend(new)
         advance = step.length if step.lengths is None else step.lengths
         return x, State(tuple(layers), before.positions + advance, step.slots)
 

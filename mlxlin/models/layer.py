@@ -37,6 +37,8 @@ def layer_parameters(layer: LayerSpec, width: int) -> Table:
     if layer.mixer is not None:
         table.update(under("mixer_norm", Norm.parameters(layer.norm, width)))
         table.update(under("mixer", _mixer_parameters(layer.mixer, width)))
+    if layer.beside is not None:
+        table.update(under("beside", attention_parameters(layer.beside, width)))
     if layer.mlp is not None:
         table.update(under("mlp_norm", Norm.parameters(layer.norm, width)))
         table.update(under("mlp", _feed_forward_parameters(layer.mlp, width)))
@@ -66,6 +68,7 @@ class Layer:
         self._post_norm = spec.post_norm
         self._mixer_blend, self._mlp_blend = spec.mixer_blend, spec.mlp_blend
         self._mixer: Mixer | None = None
+        self._beside = Attention(spec.beside, params.at("beside"), dtype) if spec.beside is not None else None
         self._mlp: Mlp | Moe | ChannelMix | None = None
         if spec.mixer is not None:
             self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
@@ -74,23 +77,36 @@ class Layer:
             self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
             self._mlp = _feed_forward(spec.mlp, width, params.at("mlp"), dtype)
 
-    def fresh(self, batch: int) -> LayerState:
-        """The state before the first token."""
-        state = {} if self._mixer is None else self._mixer.fresh(batch)
-        return {**recurrent(state), _SHIFT: self._mlp.fresh(batch)} if isinstance(self._mlp, ChannelMix) else state
+    @property
+    def parts(self) -> int:
+        """Entries of its state: two where there is a second mixer."""
+        return 1 if self._beside is None else 2
 
-    def __call__(self, x: Residual, state: LayerState, step: Step) -> tuple[Residual, LayerState]:
+    def fresh(self, batch: int) -> tuple[LayerState, ...]:
+        """The state before the first token, an entry for each mixer."""
+        state = {} if self._mixer is None else self._mixer.fresh(batch)
+        if isinstance(self._mlp, ChannelMix):
+            state = {**recurrent(state), _SHIFT: self._mlp.fresh(batch)}
+        return (state,) if self._beside is None else (state, self._beside.fresh(batch))
+
+    def __call__(
+        self, x: Residual, states: tuple[LayerState, ...], step: Step
+    ) -> tuple[Residual, tuple[LayerState, ...]]:
         """The sum before this layer -> the sum behind it and the layer's new state."""
+        state, *others = states
         new = state
         if self._mixer is not None:
             read, x = self._read(x, self._mixer_norm, self._mixer_blend)
             mixed, new = self._mixer(read, state, step)
+            if self._beside is not None:
+                more, others[0] = self._beside(read, others[0], step)
+                mixed = mixed + more
             x = self._write(x, mixed, self._mixer_norm, self._mixer_blend)
         if self._mlp is not None:
             read, x = self._read(x, self._mlp_norm, self._mlp_blend)
             mixed, new = _fed_forward(self._mlp, read, state, new, step)
             x = self._write(x, mixed, self._mlp_norm, self._mlp_blend)
-        return x, new
+        return x, (new, *others)
 
     def _read(self, x: Residual, norm: Norm, blend: BlendSpec | None) -> tuple[mx.array, Residual]:
         if self._post_norm:

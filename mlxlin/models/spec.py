@@ -274,10 +274,20 @@ class BlendSpec:
 
 
 @dataclass(frozen=True)
+class FoldedSpec:
+    """Factors that are multiplied into a parameter when a checkpoint is read: one, or one for each of q, k and v."""
+
+    parameter: str
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts.
 
-    Either part may be missing, with its norm. mixer_blend, mlp_blend: another residual path beside that part.
+    Either part may be missing, with its norm. mixer_blend, mlp_blend: another residual path beside that part. beside: a
+    second mixer of the same input, whose output is added to the first's. folded: what the parameters hold beside the
+    checkpoint's numbers; nothing is left of it to compute.
     """
 
     mixer: MixerSpec | None
@@ -286,6 +296,8 @@ class LayerSpec:
     post_norm: bool = False
     mixer_blend: BlendSpec | None = None
     mlp_blend: BlendSpec | None = None
+    beside: AttentionSpec | None = None
+    folded: tuple[FoldedSpec, ...] = ()
 
     @property
     def kind(self) -> str:

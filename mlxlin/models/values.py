@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mlxlin.backend import mx
+from mlxlin.errors import UnsupportedError
 from mlxlin.models.spec import AttentionSpec, LatentSpec, LayerSpec, LinearSpec
 
 
@@ -111,6 +112,31 @@ def _rows_of(part: int) -> Callable[[list[mx.array], Place], mx.array]:
 def _attention_heads(place: Place) -> int:
     assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
     return place.layer.mixer.heads
+
+
+def folded(parameter: str, operation: Operation) -> Operation:
+    """`operation`, then the factors that the layer's description says are folded into `parameter`."""
+
+    def apply(arrays: list[mx.array], place: Place) -> mx.array:
+        assert place.layer is not None
+        array = operation.apply(arrays, place)
+        factors = next((f.factors for f in place.layer.folded if f.parameter == parameter), ())
+        if not factors:
+            return array
+        if place.mlx_layout:
+            raise UnsupportedError(
+                "The checkpoint was written by MLX tools, which multiply weights by some of the config's multipliers.",
+                hint="Use the original checkpoint.",
+            )
+        rows = mx.array(factors)
+        if len(factors) > 1:
+            assert isinstance(place.layer.mixer, LinearSpec)
+            spec = place.layer.mixer
+            keys, values = spec.heads * spec.key_dim, spec.value_heads * spec.value_dim
+            rows = mx.concatenate([mx.full((n,), f) for n, f in zip((keys, keys, values), factors, strict=True)])
+        return (array.astype(mx.float32) * rows.reshape(-1, *[1] * (array.ndim - 1))).astype(array.dtype)
+
+    return Operation(apply)
 
 
 COPY = Operation(lambda arrays, place: _only(arrays), rowwise=True)

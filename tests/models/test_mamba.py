@@ -10,6 +10,7 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, UnsupportedError
 from mlxlin.models import Model, QuantSpec, find
+from mlxlin.state import State
 from tests.models.golden import FIXTURES, TOLERANCE, Golden, difference, model_of, plan_of
 
 Config = dict[str, Any]
@@ -82,9 +83,19 @@ def named_as_before(config: Config) -> Config:
     return config | {"layers_block_type": [names.get(kind, kind) for kind in config["layers_block_type"]]}
 
 
+def old_falcon(config: Config) -> Config:
+    """Before transformers 5: the rotary base beside the rest; head dims to be derived."""
+    return {k: v for k, v in config.items() if k != "rope_parameters"} | {
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "rope_scaling": None,
+        "mamba_d_head": "auto",
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
+        ("falcon_h1-bias", old_falcon),
         ("mamba2", flas),
         ("nemotron_h", old_nemotron),
         ("nemotron_h-moe", old_nemotron),
@@ -117,6 +128,31 @@ def test_layers_of_one_part() -> None:
     ]  # fmt: skip
 
 
+def test_two_mixers_beside_each_other() -> None:
+    golden = Golden.load(FIXTURES / "falcon_h1")
+    state = model_of(golden.config, golden.tensors)(golden.row(1))[1]
+    assert [isinstance(layer, dict) for layer in state.layers] == [True, False] * 2
+    again = State.from_arrays(state.arrays(), model_of(golden.config, golden.tensors).fresh())
+    assert again.kv_length == golden.lengths[1] and len(again.layers) == 4
+
+
+def test_multipliers_are_part_of_the_weights() -> None:
+    golden = Golden.load(FIXTURES / "falcon_h1")
+    targets = {t.name: t for t in plan_of(golden.config, golden.tensors).targets}
+    stored = golden.tensors["model.layers.0.feed_forward.gate_proj.weight"]
+    assert difference(targets["layers.0.mlp.gate.weight"].read(), stored * 1.5) < 1e-6
+    none = {key: None for key in golden.config if key.endswith(("multiplier", "multipliers"))}
+    plain = find(golden.config).spec(golden.config | none)
+    assert plain.layers[0].folded == () and plain.embed_factor == plain.logit_factor == 1.0
+
+
+def test_multipliers_may_be_in_the_weights_of_mlx_tools_already() -> None:
+    golden = Golden.load(FIXTURES / "falcon_h1")
+    with pytest.raises(UnsupportedError, match="multipliers") as error:
+        plan_of(golden.config, mlx_layout(golden.tensors))
+    assert "original" in error.value.hint
+
+
 def test_multi_token_heads_are_dropped_and_counted() -> None:
     golden = Golden.load(FIXTURES / "nemotron_h")
     extra = {name: mx.zeros((2,)) for name in ("mtp.layers.0.mixer.in_proj.weight", "mtp.layers.1.norm.weight")}
@@ -125,7 +161,7 @@ def test_multi_token_heads_are_dropped_and_counted() -> None:
     assert [notice for notice in plan.notices if notice.startswith("dropped 2 MTP tensors")]
 
 
-@pytest.mark.parametrize("name", ["mamba2", "bamba", "nemotron_h", "nemotron_h-moe"])
+@pytest.mark.parametrize("name", ["mamba2", "bamba", "nemotron_h", "nemotron_h-moe", "falcon_h1"])
 def test_roles(name: str) -> None:
     """Time steps and routers are small and sensitive; all else that is large is packed."""
     golden = Golden.load(FIXTURES / name)
@@ -161,6 +197,8 @@ def test_packed_matrices_pass_through(name: str) -> None:
         ("mamba2", {"hidden_act": "gelu"}, "hidden_act"),
         ("bamba", {"hidden_act": "gelu"}, "hidden_act"),
         ("bamba", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act"),
+        ("falcon_h1", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, "linear"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("nemotron_h", {"sliding_window": 128}, "sliding_window"),
@@ -179,6 +217,8 @@ def test_config_keys_that_change_the_mathematics_are_refused(name: str, change: 
         ("mamba2", {"n_groups": 3}, "3 groups"),
         ("bamba", {"mamba_d_head": 5}, "mamba_d_head"),
         ("bamba", {"attn_layer_indices": [7]}, "attn_layer_indices"),
+        ("falcon_h1", {"mamba_d_ssm": 40}, "mamba_d_ssm"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers"),
         ("nemotron_h", {"layers_block_type": ["mamba", "rwkv"]}, "'rwkv'"),
         ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "M-X"}, "'X'"),
     ],

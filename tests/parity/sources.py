@@ -324,6 +324,37 @@ def _nemotron(size: Sizes, kinds: list[str], **more: Any) -> dict[str, Any]:
     }
 
 
+def _falcon(size: Sizes, **more: Any) -> dict[str, Any]:
+    heads, head_dim = size(6, 4), size(8, 12)
+    return {
+        "vocab_size": size(64, 131),
+        "hidden_size": size(32, 48),
+        "intermediate_size": size(40, 88),
+        "num_hidden_layers": size(2, 3),
+        "num_attention_heads": size(4, 2),
+        "num_key_value_heads": size(2, 1),
+        "head_dim": size(12, 16),
+        "mamba_d_ssm": heads * head_dim,
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_d_state": size(12, 16, 24),
+        "mamba_n_groups": 2,
+        "mamba_chunk_size": size(16, 32),
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "embedding_multiplier": 1.7,
+        "lm_head_multiplier": 0.6,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.9,
+        "ssm_multipliers": [0.8, 1.4, 0.7, 1.6, 0.5],
+        "mlp_multipliers": [1.5, 0.75],
+        **more,
+    }
+
+
 _RANKS: dict[str, Any] = {
     "decay_low_rank_dim": lambda size: size(8, 12),
     "a_low_rank_dim": lambda size: size(12, 8),
@@ -421,6 +452,31 @@ CASES: dict[str, Case] = {
             use_conv_bias=False,
             n_groups=1,
         ),
+        v_first=True,
+    ),
+    "falcon_h1": Case("transformers", "FalconH1", _falcon, v_first=True),
+    "falcon_h1-bias": Case(
+        "transformers",
+        "FalconH1",
+        lambda size: _falcon(
+            size,
+            mamba_norm_before_gate=True,
+            mamba_proj_bias=True,
+            projectors_bias=True,
+            attention_bias=True,
+            mlp_bias=True,
+            mamba_conv_bias=False,
+            mamba_d_conv=size(3, 2),
+            time_step_limit=(0.05, 0.4),
+            rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+            tie_word_embeddings=True,
+        ),
+        v_first=True,
+    ),
+    "falcon_h1-normless": Case(
+        "transformers",
+        "FalconH1",
+        lambda size: _falcon(size, mamba_rms_norm=False, mamba_n_groups=1, num_hidden_layers=2),
         v_first=True,
     ),
     "olmo_hybrid": Case("transformers", "OlmoHybrid", lambda size: _olmo(size, rope_parameters=_NO_ROPE)),
@@ -790,7 +846,7 @@ def _golden(model: Any, case: Case, config: Any, ids: Any) -> dict[str, Any]:
 
 
 def _recurrent_states(out: Any, case: Case, layers: int) -> dict[str, Any]:
-    found = {}
+    found, entry = {}, 0  # of mlxlin's state, which has two entries for a layer with two mixers
     for index in range(layers):
         if case.source == "fla":
             state = out.past_key_values[index]["recurrent_state"]
@@ -798,7 +854,8 @@ def _recurrent_states(out: Any, case: Case, layers: int) -> dict[str, Any]:
         else:
             state = _transformers_state(out.cache, index)
         if state is not None:
-            found[f"layers.{index}.S"] = (state if case.v_first else state.transpose(-1, -2)).float().contiguous()
+            found[f"layers.{entry}.S"] = (state if case.v_first else state.transpose(-1, -2)).float().contiguous()
+        entry += 2 if case.model == "FalconH1" else 1
     return found
 
 
