@@ -155,6 +155,17 @@ REFUSED = {
         "redefinition",
         "template <typename T, typename U> inline T ceildiv(T a, U b) { return (a + b - 1) / b; }\n",
     ),
+    "function named like a type of Metal's": (
+        "out[i] = decay(inp[i]);",
+        "header line 1: 'decay' is also a name of Metal's library",
+        "inline float decay(float x) { return x / 2; }\n",
+    ),
+    "type named like one of Metal's": (
+        "level x; x.at = 1; out[i] = x.at;",
+        "'level' is also",
+        "struct level { int at; };\n",
+    ),
+    "constant named like a type of Metal's": ("out[i] = rank;", "'rank' is also", "constant constexpr int rank = 3;\n"),
     "seq_cst": (
         "threadgroup atomic_int a; atomic_store_explicit(&a, 1, memory_order_seq_cst); out[i] = 1;",
         "undeclared",
@@ -181,6 +192,12 @@ VERSIONED = {
 # name: (statements, header)
 TAKEN = {
     "thread parameter": ("float s[2] = {1, 2}; out[i] = f(s);", "inline float f(thread float* p) { return p[0]; }\n"),
+    "library names of parameters, members and variables": (
+        "float decay = 2; out[i] = f(inp[i], decay);",
+        "struct Pair { float level; };\n"
+        "template <typename P> inline vec<float, 2> pair_of(P bias) { return vec<float, 2>(bias, bias); }\n"
+        "inline float f(float component, float depth) { Pair rank = {depth}; return component * rank.level; }\n",
+    ),
     "template over the space": (
         "threadgroup float b[32]; b[i] = inp[i]; out[i] = f(b, i) + f(inp, i);",
         "template <typename P> inline float f(P p, uint i) { return p[i]; }\n",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .errors import Finding
 from .gen import ATTRIBUTES, TemplateArgument
 from .lexer import SPACES, Token, closing, lex
+from .lint_names import taken_names
 
 _ABSENT = {
     "asm": "inline assembly",
@@ -250,4 +251,4 @@ def _accidental_parameters(tokens: Sequence[Token], input_names: Sequence[str]) 
                     yield Finding("comment", "source", token.line, message)
 
 
-_RULES: tuple[Rule, ...] = (_words, _lambdas, _pointers, _statics, _program_scope, _thread_methods)
+_RULES: tuple[Rule, ...] = (_words, _lambdas, _pointers, _statics, _program_scope, _thread_methods, taken_names)
