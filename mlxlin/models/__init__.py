@@ -45,7 +45,7 @@ def find(config: Config) -> Family:
         CheckpointError: the config names no model type.
         UnsupportedError: nobody reads this model type; names the nearest one that is read.
     """
-    model_type = config.get("model_type")
+    model_type = config.get("model_type", _unnamed(config))
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no 'model_type'.", hint="Is this the folder of a language model?")
     architectures = config.get("architectures") or []
@@ -66,6 +66,12 @@ def find(config: Config) -> Family:
         f"model_type '{model_type}' is not supported.",
         hint=f"The nearest one is '{nearest[0]}'. Supported: {', '.join(sorted(served))}.",
     )
+
+
+def _unnamed(config: Config) -> str | None:
+    """The model type of a config that names none: those of the first Mamba releases name the kind of their layers."""
+    ssm = config.get("ssm_cfg")
+    return str(ssm.get("layer", "Mamba1")).lower() if isinstance(ssm, dict) else None
 
 
 __all__ = [

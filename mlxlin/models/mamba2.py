@@ -1,4 +1,4 @@
-"""Mamba-2 alone, as transformers and flash-linear-attention write it (Dao & Gu 2024, arXiv:2405.21060)."""
+"""Mamba-2 alone, as its authors, transformers and flash-linear-attention write it (Dao & Gu 2024, arXiv:2405.21060)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,20 @@ WEIGHTS = (
     Weight("layers.{i}.mixer_norm.weight", "layers.{i}.norm.weight"),
     *mixer_weights("layers.{i}.mixer."),
 )
+_RENAMED = {
+    "headdim": "head_dim",
+    "d_state": "state_size",
+    "d_conv": "conv_kernel",
+    "ngroups": "n_groups",
+    "bias": "use_bias",
+    "conv_bias": "use_conv_bias",
+}
 _UNLIMITED = 1 << 20  # nothing in the model ends with a length, and configs do not name the one it was trained on
 
 
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
+    config = _authors(config) if "ssm_cfg" in config else config
     only(config, {"hidden_act": ("silu", "swish")})
     norm = NormSpec(float(given(config, "layer_norm_epsilon", given(config, "norm_eps", 1e-5))))
     layer = LayerSpec(_mixer(config, norm.eps), None, norm)
@@ -38,6 +47,21 @@ def spec(config: Config) -> ModelSpec:
         tied=given(config, "tie_word_embeddings", False),
         context=given(config, "max_position_embeddings", _UNLIMITED),
     )
+
+
+def _authors(config: Config) -> Config:
+    """The config of the authors' code in the words of flash-linear-attention, whose switches are the same."""
+    only(config, {"attn_layer_idx": ([], None), "d_intermediate": (0, None), "rms_norm": (True,)})
+    vocab, multiple = need(config, "vocab_size"), given(config, "pad_vocab_size_multiple", 8)
+    mixer_keys = {_RENAMED.get(key, key): value for key, value in need(config, "ssm_cfg").items()}
+    return {
+        **mixer_keys,
+        "norm_eps": 1e-5,
+        "hidden_size": need(config, "d_model"),
+        "num_hidden_layers": need(config, "n_layer"),
+        "vocab_size": -(-vocab // multiple) * multiple,
+        "tie_word_embeddings": given(config, "tie_embeddings", True),
+    }
 
 
 def _mixer(config: Config, eps: float) -> LinearSpec:

@@ -39,7 +39,7 @@ def resolve_head(spec: ModelSpec, names: Mapping[str, str], source: Mapping[str,
     head = {part: names[f"lm_head.{part}"] for part in PACKED if f"lm_head.{part}" in names}
     if not spec.tied or "weight" not in head:
         return spec, Head()
-    embeddings = [c for c in names if re.fullmatch(r"(embed_tokens|embeddings|word_embeddings)\.weight", c)]
+    embeddings = [c for c in names if re.fullmatch(r"(embed_tokens|embeddings?|word_embeddings)\.weight", c)]
     stem = embeddings[0].removesuffix("weight") if embeddings else ""
     twins = {part: names.get(stem + part, "") for part in head}
     if all(twin and _equal(source[head[part]], source[twin]) for part, twin in twins.items()):

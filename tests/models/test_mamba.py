@@ -68,6 +68,22 @@ def flas(config: Config) -> Config:
     return {names.get(key, key): value for key, value in config.items() if key != "num_heads"}
 
 
+def authors(config: Config) -> Config:
+    """The config of the authors' own releases, which names no model type."""
+    inner = {"head_dim": "headdim", "state_size": "d_state", "conv_kernel": "d_conv", "n_groups": "ngroups"}
+    inner |= {"use_bias": "bias", "use_conv_bias": "conv_bias"} | {k: k for k in ("D_has_hdim", "rmsnorm", "expand")}
+    return {
+        "d_model": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"],
+        "vocab_size": config["vocab_size"] - 3,
+        "ssm_cfg": {"layer": "Mamba2", **{new: config[old] for old, new in inner.items()}},
+        "attn_layer_idx": [],
+        "rms_norm": True,
+        "pad_vocab_size_multiple": 16,
+        "tie_embeddings": config["tie_word_embeddings"],
+    }
+
+
 def old_nemotron(config: Config) -> Config:
     """The config keys of NVIDIA's first releases."""
     letters = {"linear_attention": "M", "mlp": "-", "full_attention": "*", "moe": "E"}
@@ -97,6 +113,8 @@ def old_falcon(config: Config) -> Config:
     [
         ("falcon_h1-bias", old_falcon),
         ("mamba2", flas),
+        ("mamba2-fla", authors),
+        ("mamba2-normless", authors),
         ("nemotron_h", old_nemotron),
         ("nemotron_h-moe", old_nemotron),
         ("nemotron_h-latent", named_as_before),
@@ -115,6 +133,16 @@ def test_switches_that_only_one_source_obeys() -> None:
     stored = golden.config | {"norm_before_gate": True, "rms_norm": True}
     assert bool(mx.array_equal(logits_of(golden, stored), logits_of(golden)))
     assert difference(logits_of(golden, flas(stored)), golden.logits(1)) > 10 * TOLERANCE
+
+
+def test_the_authors_files() -> None:
+    """A head that repeats the embedding under the authors' name for it; Mamba-1 is told by its layers."""
+    golden = Golden.load(FIXTURES / "mamba2-switches")
+    tensors = {name.replace("embeddings.", "embedding."): array for name, array in golden.tensors.items()}
+    plan = plan_of(golden.config, tensors | {"lm_head.weight": tensors["backbone.embedding.weight"]})
+    assert plan.spec.tied and [name for name, _ in plan.dropped] == ["lm_head.weight"] and not plan.notices
+    with pytest.raises(UnsupportedError, match="'mamba1'"):
+        find({"d_model": 768, "ssm_cfg": {}})
 
 
 def test_layers_of_one_part() -> None:
@@ -195,6 +223,8 @@ def test_packed_matrices_pass_through(name: str) -> None:
     ("name", "change", "named"),
     [
         ("mamba2", {"hidden_act": "gelu"}, "hidden_act"),
+        ("mamba2", {"model_type": "mamba2", "ssm_cfg": {"layer": "Mamba2"}, "attn_layer_idx": [3]}, "attn_layer_idx"),
+        ("mamba2", {"ssm_cfg": {"layer": "Mamba2"}, "d_intermediate": 64}, "d_intermediate"),
         ("bamba", {"hidden_act": "gelu"}, "hidden_act"),
         ("bamba", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act"),
