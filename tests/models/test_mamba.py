@@ -158,10 +158,14 @@ def test_layers_of_one_part() -> None:
 
 def test_two_mixers_beside_each_other() -> None:
     golden = Golden.load(FIXTURES / "falcon_h1")
-    state = model_of(golden.config, golden.tensors)(golden.row(1))[1]
+    model, ids = model_of(golden.config, golden.tensors), golden.row(1)
+    _, state = model(ids[:, :-3])
     assert [isinstance(layer, dict) for layer in state.layers] == [True, False] * 2
-    again = State.from_arrays(state.arrays(), model_of(golden.config, golden.tensors).fresh())
-    assert again.kv_length == golden.lengths[1] and len(again.layers) == 4
+    point, (_, later) = state.checkpoint(), model(ids[:, -3:], state)
+    assert later.kv_length == golden.lengths[1] and State.from_arrays(later.arrays(), model.fresh()).kv_length
+    for back in (state, later.restore(point), State.from_arrays(state.arrays(), model.fresh()), state.rows([0, 0])):
+        logits, _ = model(mx.repeat(ids[:, -3:], back.batch, axis=0), back)
+        assert difference(logits[-1:], golden.logits(1)[:, -3:]) < TOLERANCE
 
 
 def test_multipliers_are_part_of_the_weights() -> None:

@@ -265,7 +265,7 @@ def _lfm2_experts(size: Sizes, **more: Any) -> dict[str, Any]:
 
 
 def _mamba(size: Sizes, **more: Any) -> dict[str, Any]:
-    width, head_dim, expand = size(32, 48, 64), size(8, 16), size(2, 1)
+    width, head_dim, expand = size(32, 64, 96), size(8, 16), size(2, 1)
     return {
         "vocab_size": size(64, 131),
         "hidden_size": width,
