@@ -26,7 +26,7 @@ class Prepared:
 
 def prefill(spec: FusedSpec, x: Projected) -> Prepared:
     """Convolution, activations, unit norm and gates in one dispatch; zeros past the last real token of each row."""
-    assert isinstance(x.qkv, mx.array)
+    assert not isinstance(x.qkv, tuple)
     B, T, _ = x.qkv.shape
     H, HV, K, V, n, dtype = (spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps, x.qkv.dtype)
     outputs: Outputs = {

@@ -1,43 +1,75 @@
-"""Addresses beyond 2^31 elements: what `row` points to, computed in the kernel language without touching the memory."""
+"""Addresses beyond 2^31 elements: kernels on inputs whose tokens, heads or rows lie that far apart.
+
+The memory between them is reserved but never touched, so gigabytes cost nothing; the emulator reports every access
+that is not to an element. The same numbers side by side must give the same bits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from mlxlin.backend import mx
-from mlxlin.metal.kernels import source
+from mlxlin.metal.decode import decode
+from mlxlin.metal.prefill import prefill
+from mlxlin.metal.recurrence import Arguments, chunk, scan
+from tests.msl.arrays import untouched
 
-BODY = """
-    const int lane = thread_position_in_grid.x;
-    const Row<const constant float*> r = row(view(x, strides), index[0], index[1], index[2]);
-    if (lane == 0) out[0] = r.data - x;
-    if (lane == 1) out[1] = (&r.data[index[3] * r.step]) - x;
-"""
+from .cases import Case, arguments
+from .test_decode import Call
+
+FAR = {"qkv": 1, "memory": 0, "decay": 1, "beta": 0, "gate": 1, "S": 2}  # inputs of a mixer, and along which axis
+BEYOND = 2**31 + 2**20  # elements from the first to the last; a 32-bit offset would be negative
 
 
-@pytest.mark.parametrize(
-    ("strides", "index"),
-    [
-        ((131072 * 48 * 128, 48 * 128, 128, 1), (3, 131071, 47, 127)),
-        ((128, 4 * 128, 131072 * 4 * 128, 1), (3, 131071, 47, 127)),
-        ((1, 64, 2**20, 2**26), (0, 5, 15, 255)),
-    ],
-    ids=["four rows of 131072 tokens", "heads before tokens", "channels first"],
-)
-def test_offsets_are_64_bits_wide(strides: tuple[int, ...], index: tuple[int, ...]) -> None:
-    kernel = mx.fast.metal_kernel(
-        name="offsets",
-        input_names=["x", "strides", "index"],
-        output_names=["out"],
-        header=source("common"),
-        source=BODY,
-    )
-    # below eight elements both arrive in the constant address space, where strides belong
-    inputs = [mx.zeros(4), mx.array(np.array(strides, np.int64)), mx.array(index, dtype=mx.int32)]
-    (out,) = kernel(
-        inputs=inputs, output_shapes=[(2,)], output_dtypes=[mx.int64], grid=(2, 1, 1), threadgroup=(2, 1, 1)
-    )
-    base = sum(i * s for i, s in zip(index[:3], strides[:3], strict=True))
-    assert np.array(out).tolist() == [base, base + index[3] * strides[3]]
-    assert max(np.array(out)) > 2**31
+def spread(x: mx.array, axis: int) -> Any:
+    """The same numbers as numpy array, the indices along `axis` so far apart that the last lies beyond 2^31."""
+    array = np.array(x)
+    strides = [stride // array.itemsize for stride in array.strides]
+    strides[axis] = -(-BEYOND // (array.shape[axis] - 1))
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(array.shape, strides, strict=True))
+    memory = np.frombuffer(untouched(elements * array.itemsize), array.dtype)
+    far = as_strided(memory, array.shape, [stride * array.itemsize for stride in strides])
+    far[...] = array
+    assert elements > 2**31
+    return far
+
+
+def far_apart(x: Arguments, axis: int) -> Arguments:
+    names = [name for name in ("q", "k", "v", "g", "beta", "a", "b") if getattr(x, name) is not None]
+    return replace(x, **{name: spread(getattr(x, name), axis) for name in names})
+
+
+def equal(found: Any, expected: Any) -> Iterator[bool]:
+    return (bool(mx.array_equal(a, b)) for a, b in zip(found, expected, strict=True) if b is not None)
+
+
+@pytest.mark.parametrize("axis", [1, 2], ids=["tokens", "heads"])
+@pytest.mark.parametrize("rule", ["gated_delta", "dplr"])
+@pytest.mark.parametrize("kernel", [scan, chunk])
+def test_recurrences(kernel: Any, rule: str, axis: int) -> None:
+    x = arguments(Case(rule, T=18, H=2, groups=1, dtype=mx.float16).inputs())
+    far = far_apart(x, axis)
+    assert all(equal(kernel(far), kernel(x)))
+
+
+def test_states_and_rows_of_a_batch() -> None:
+    x = arguments(Case("kda", T=17, B=3, groups=2, dtype=mx.float16).inputs())
+    assert x.S is not None
+    far = replace(far_apart(x, 0), S=spread(x.S, 1))
+    assert all(equal(scan(far), scan(x)))
+    assert all(equal(chunk(far), chunk(x)))
+
+
+@pytest.mark.parametrize("kernel", [decode, prefill])
+def test_mixers(kernel: Any) -> None:
+    spec, x = Call("gated_delta_net", T=3, B=2, dtype=mx.float16).projected()
+    changed = {name: spread(getattr(x, name), axis) for name, axis in FAR.items()}
+    far, near = kernel(spec, replace(x, **changed)), kernel(spec, x)
+    arrays = ("q", "k", "v", "g", "beta", "memory") if kernel is prefill else ("y", "S", "memory")
+    assert all(equal((getattr(far, n) for n in arrays), (getattr(near, n) for n in arrays)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from mlxlin.backend import mx
 
 from .gen import dtype_name
+
+_MAP_NORESERVE = 0x4000  # Linux; the emulator runs nowhere else
 
 # element types numpy lacks, by the integers that carry their bits
 _CARRIER = {"bfloat16": np.dtype(np.uint16)}
@@ -37,22 +40,34 @@ class InputArray:
         """In elements, as MLX passes them."""
         return tuple(stride // self.elements.itemsize for stride in self.elements.strides)
 
+    @property
+    def reach(self) -> tuple[int, int]:
+        """From the first byte of element 0: that of the lowest element, and the one behind the highest."""
+        if self.elements.size == 0:
+            return 0, 0
+        ends = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides, strict=True)]
+        return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0) + self.elements.itemsize
+
     def memory(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
         """(all bytes from the lowest to the highest element, which of them belong to elements, byte of element 0)."""
         size, item = self.elements.size, self.elements.itemsize
         if size == 0 or self.elements.flags.c_contiguous:
             return self.elements.reshape(-1).view(np.uint8), np.ones(size * item, bool), 0
-        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.elements.strides, strict=True)]
-        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        low, high = self.reach
         offsets = np.zeros(self.shape, np.int64) - low
         for axis, (n, stride) in enumerate(zip(self.shape, self.elements.strides, strict=True)):
             offsets += (np.arange(n) * stride).reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
         bytes_ = (offsets.reshape(-1, 1) + np.arange(item)).reshape(-1)
-        span = high - low + item
+        span = high - low
         memory, belongs = np.full(span, 0xFF, np.uint8), np.zeros(span, bool)
         memory[bytes_] = np.ascontiguousarray(self.elements).reshape(-1).view(np.uint8)
         belongs[bytes_] = True
         return memory, belongs, -low
+
+
+def untouched(nbytes: int) -> mmap.mmap:
+    """So many bytes of zeros, of which only those that are touched take memory."""
+    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
 def as_input(value: Any, *, row_contiguous: bool) -> InputArray:

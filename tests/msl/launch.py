@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
-from .arrays import InputArray, filled
+from .arrays import InputArray, filled, untouched
 from .compile import CompiledKernel, locate, runtime
 from .errors import RunError
 from .gen import Argument, Generated
@@ -20,6 +21,7 @@ from .report import BufferUse, Report, SiteUse
 
 _SPACES = {1: "device", 2: "constant", 3: "threadgroup"}
 _VALID, _READ, _WRITTEN, _FOREIGN = 1, 2, 4, 8  # Byte in rt/abi.h
+_FAR = 1 << 28  # bytes from end to end of an input, from which on it is not copied
 _LOCK = threading.Lock()  # the runtime keeps its state in globals
 
 
@@ -86,6 +88,11 @@ class _GuardedBuffer:
         self.address: int = allocate(c.c_uint64(self.bytes), c.c_uint64(start), *mapped)
         c.memmove(self.address, contents.ctypes.data, self.bytes)
 
+    @property
+    def used(self) -> np.ndarray[Any, Any]:
+        """State of the bytes that may have been touched."""
+        return self.state
+
     def structure(self) -> _Buffer:
         output = int(self.argument.kind == "out")
         state = self.state.ctypes.data
@@ -96,6 +103,26 @@ class _GuardedBuffer:
 
     def free(self) -> None:
         runtime().mtl_guarded_free(self._mapped, self._mapped_bytes)
+
+
+class _PlacedBuffer:
+    """An input whose elements lie far apart, used where it lies: nothing between them is touched, so that neither it
+    nor its state needs memory. Nothing guards its ends in fast mode."""
+
+    def __init__(self, argument: Argument, array: InputArray) -> None:
+        elements, (low, high) = array.elements, array.reach
+        self.argument, self.name, self.item = argument, argument.name, elements.itemsize
+        self.bytes = high - low
+        self.address: int = elements.__array_interface__["data"][0] + low
+        self.state = np.frombuffer(untouched(self.bytes), np.uint8)
+        self.used = as_strided(self.state[-low:], (*array.shape, self.item), (*elements.strides, 1))
+        self.used[...] = _VALID
+
+    def structure(self) -> _Buffer:
+        return _Buffer(self.address, self.bytes, self.item, 0, self.name.encode(), self.state.ctypes.data, 0, 0)
+
+    def free(self) -> None:
+        pass
 
 
 def launch(
@@ -110,7 +137,8 @@ def launch(
 ) -> tuple[list[np.ndarray[Any, Any]], Report]:
     """Outputs (bfloat16 as uint16) and counters; RunError if anything undefined happened."""
     outputs = [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
-    buffers, addresses = [], []
+    buffers: list[_GuardedBuffer | _PlacedBuffer] = []
+    addresses = []
     try:
         for argument in compiled.kernel.arguments:
             buffer, offset = _buffer(argument, inputs, outputs, init_value is not None, options.align)
@@ -120,12 +148,12 @@ def launch(
         report = _report(compiled, state, structures, counts, buffers, grid, threadgroup)
         if compiled.check and init_value is None:
             for buffer in buffers:
-                if buffer.argument.kind == "out" and buffer.bytes:
+                if isinstance(buffer, _GuardedBuffer) and buffer.argument.kind == "out" and buffer.bytes:
                     _require_written(compiled.kernel.kernel_name, buffer, outputs[buffer.argument.index])
         results = [
             buffer.read().view(outputs[buffer.argument.index].dtype).reshape(outputs[buffer.argument.index].shape)
             for buffer in buffers
-            if buffer.argument.kind == "out"
+            if isinstance(buffer, _GuardedBuffer) and buffer.argument.kind == "out"
         ]
     finally:
         for buffer in buffers:
@@ -139,7 +167,7 @@ def _buffer(
     outputs: Sequence[np.ndarray[Any, Any]],
     is_initialised: bool,
     align: int | None,
-) -> tuple[_GuardedBuffer, int]:
+) -> tuple[_GuardedBuffer | _PlacedBuffer, int]:
     """The buffer of one argument and the byte offset of the pointer that the kernel gets."""
     if argument.kind == "out":
         output = outputs[argument.index]
@@ -147,6 +175,8 @@ def _buffer(
         state = np.full(contents.nbytes, _VALID if is_initialised else 0, np.uint8)
         return _GuardedBuffer(argument, contents, state, output.itemsize, align), 0
     array = inputs[argument.index]
+    if argument.kind == "in" and array.reach[1] - array.reach[0] > _FAR:
+        return _PlacedBuffer(argument, array), -array.reach[0]
     if argument.kind == "in":
         contents, belongs, offset = array.memory()
         state = np.where(belongs, _VALID, _VALID | _FOREIGN).astype(np.uint8)
@@ -162,7 +192,7 @@ def _buffer(
 
 def _run(
     compiled: CompiledKernel,
-    buffers: Sequence[_GuardedBuffer],
+    buffers: Sequence[_GuardedBuffer | _PlacedBuffer],
     addresses: Sequence[int],
     grid: tuple[int, int, int],
     threadgroup: tuple[int, int, int],
@@ -195,14 +225,14 @@ def _report(
     state: Any,
     structures: Any,
     counts: Any,
-    buffers: Sequence[_GuardedBuffer],
+    buffers: Sequence[_GuardedBuffer | _PlacedBuffer],
     grid: tuple[int, int, int],
     threadgroup: tuple[int, int, int],
 ) -> Report:
     uses = {}
     for buffer, structure in zip(buffers, structures, strict=True):
-        unique_loaded = int(np.count_nonzero(buffer.state & _READ))
-        unique_stored = int(np.count_nonzero(buffer.state & _WRITTEN))
+        unique_loaded = int(np.count_nonzero(buffer.used & _READ))
+        unique_stored = int(np.count_nonzero(buffer.used & _WRITTEN))
         uses[buffer.name] = BufferUse(buffer.bytes, structure.loaded, structure.stored, unique_loaded, unique_stored)
     sites = tuple(
         SiteUse(

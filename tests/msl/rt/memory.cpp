@@ -162,10 +162,10 @@ static void check_device(const u8 *address, const Site &site, bool races) {
       any |= state[i];
       state[i] |= READ;
     }
-    if (any & FOREIGN)
+    if (any & FOREIGN || (!b->is_output && !(all & VALID)))
       ISSUE(group.current, "line %u:%u: read of memory between the elements of the strided input '%s': offset %lu",
             site.line, site.column, b->name, (unsigned long)element);
-    if (!(all & VALID))
+    if (b->is_output && !(all & VALID))
       ISSUE(group.current, "line %u:%u: read of uninitialised output '%s' element %lu", site.line, site.column, b->name,
             (unsigned long)element);
   }
