@@ -436,6 +436,7 @@ CASES: dict[str, Case] = {
             n_group=4,
             topk_group=2,
             norm_topk_prob=size(True, False),
+            routed_scaling_factor=size(1.2, 2.5),
         ),
         v_first=True,
     ),
