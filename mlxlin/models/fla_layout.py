@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, given, need, only
 from mlxlin.models.rules import Weight
-from mlxlin.models.spec import AttentionSpec, Features, LayerSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
+from mlxlin.models.spec import (
+    AttentionSpec,
+    Features,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    SlotSpec,
+)
 from mlxlin.models.values import CONCAT, CONV
 
 PREFIXES = ("model.",)
@@ -70,7 +80,7 @@ def head_times(head_dim: int, factor: float, key: str) -> int:
     return round(total)
 
 
-def model(family: str, config: Config, mixer: LinearSpec, *, ratio: float = 4) -> ModelSpec:
+def model(family: str, config: Config, mixer: LinearSpec | SlotSpec, *, ratio: float = 4) -> ModelSpec:
     """The whole decoder: `mixer` in every layer except those that `attn` turns into softmax attention.
 
     `ratio` is the family's default for hidden_ratio.

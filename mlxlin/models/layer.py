@@ -9,6 +9,7 @@ from mlxlin.models.mixers.gated_conv import GatedConv, gated_conv_parameters
 from mlxlin.models.mixers.latent import LatentAttention, latent_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
 from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
+from mlxlin.models.mixers.slots import SlotMixer, slot_parameters
 from mlxlin.models.mixers.step import Mixer, Step, recurrent
 from mlxlin.models.moe import Moe, moe_parameters
 from mlxlin.models.norms import Norm
@@ -25,6 +26,7 @@ from mlxlin.models.spec import (
     LinearSpec,
     MixerSpec,
     MoeSpec,
+    SlotSpec,
 )
 from mlxlin.state import LayerState
 
@@ -52,6 +54,8 @@ def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
         return attention_parameters(spec, width)
     if isinstance(spec, GatedConvSpec):
         return gated_conv_parameters(spec, width)
+    if isinstance(spec, SlotSpec):
+        return slot_parameters(spec, width)
     return latent_parameters(spec, width) if isinstance(spec, LatentSpec) else rwkv7_parameters(spec, width)
 
 
@@ -136,6 +140,8 @@ def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixe
         return Attention(spec, params, dtype)
     if isinstance(spec, GatedConvSpec):
         return GatedConv(spec, params, width, dtype)
+    if isinstance(spec, SlotSpec):
+        return SlotMixer(spec, params, dtype)
     return LatentAttention(spec, params, dtype) if isinstance(spec, LatentSpec) else Rwkv7(spec, params, width, dtype)
 
 

@@ -201,6 +201,27 @@ class Rwkv7Spec:
 
 
 @dataclass(frozen=True)
+class SlotSpec:
+    """Attention over `slots` memories that forget, by logsigmoid(W x) / divisor.
+
+    features: map applied to q and k. conv: taps of a depthwise causal convolution over the projected q, k and v with
+    silu behind it, 0 for none. kv_heads: heads of the k, v and forget projections, repeated to `heads`. norm: of all
+    heads together, behind silu.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    slots: int
+    divisor: float
+    norm: NormSpec
+    features: Literal["silu", "relu"] = "silu"
+    conv: int = 0
+    kind: Literal["slots"] = "slots"
+
+
+@dataclass(frozen=True)
 class GatedConvSpec:
     """A short convolution between two gates, all from one projection; bias: of convolution and projections."""
 
@@ -261,7 +282,7 @@ class MoeSpec:
         return MlpSpec(self.shared, self.form, self.bias) if self.shared else None
 
 
-MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec
+MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec | SlotSpec
 FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
 
 

@@ -24,6 +24,7 @@ from .decay import ChannelDecay, Decay, HeadDecay, NoDecay, Reads
 from .inverse import unit_lower_inverse
 from .reference import NORMALIZER_EPS
 from .rules import Inputs
+from .value_decay import ValueDecay
 
 TOKENS_AT_ONCE = 512  # what fits the processor's caches; more is slower, and costs memory
 SHORTEST_CHUNK = 16
@@ -64,10 +65,13 @@ def run(x: Inputs, chunk: int) -> tuple[mx.array, mx.array, mx.array | None]:
     outputs = []
     for start, stop, C in cut(x.tokens, chunk):
         chunks = slice_chunks(x, start, stop, C)
-        plan = PLANS[x.rule.write](chunks)
-        y, S = scan_chunks(plan, chunks.decay, S)
-        if Z is not None:
-            y, Z = normalized(y, chunks, plan, Z)
+        if isinstance(chunks.decay, ValueDecay):
+            y, S = chunks.decay.scan(chunks.q, chunks.k, chunks.v, S)
+        else:
+            plan = PLANS[x.rule.write](chunks)
+            y, S = scan_chunks(plan, chunks.decay, S)
+            if Z is not None:
+                y, Z = normalized(y, chunks, plan, Z)
         y = y.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, HV, V)[:, : stop - start]
         outputs.append(y.astype(x.v.dtype))
         if x.tokens > LAZY_TOKENS:
@@ -106,7 +110,10 @@ def slice_chunks(x: Inputs, start: int, stop: int, C: int) -> Chunks:
 
     decay: Decay = NoDecay()
     if x.g is not None:
-        decay = HeadDecay(scalars(x.g)) if x.decay == "head" else ChannelDecay(vectors(x.g))
+        if x.decay == "head":
+            decay = HeadDecay(scalars(x.g))
+        else:
+            decay = (ValueDecay if x.decay == "value" else ChannelDecay)(vectors(x.g))
     return Chunks(
         vectors(x.q),
         vectors(x.k),

@@ -159,8 +159,8 @@ class ChannelDecay:
         """Products of right-half rows with left-half columns, [.., C / (2 half), half, half]."""
         since, until = self._border(half)
         delayed_since = delayed(since, -2) if any(reads is Reads.BEFORE for _, reads in rows) else since
-        reading = [_halves(x, half)[1] * (delayed_since if reads is Reads.BEFORE else since) for x, reads in rows]
-        written = [(_halves(c, half)[0] * until).swapaxes(-1, -2) for c in columns]
+        reading = [halves(x, half)[1] * (delayed_since if reads is Reads.BEFORE else since) for x, reads in rows]
+        written = [(halves(c, half)[0] * until).swapaxes(-1, -2) for c in columns]
         return [[x @ c for c in written] for x in reading]
 
     def _border(self, half: int) -> tuple[mx.array, mx.array]:
@@ -170,7 +170,7 @@ class ChannelDecay:
             runs = self._w.reshape(*self._w.shape[:-2], -1, 2, half, self._w.shape[-1])
             since, until = mx.cumprod(runs, axis=-2), mx.cumprod(runs, axis=-2, reverse=True, inclusive=False)
             return since[..., 1, :, :], until[..., 0, :, :]
-        left, right = _halves(self._sums, half // TILE)
+        left, right = halves(self._sums, half // TILE)
         shape = (*left.shape[:-2], half // TILE, TILE, left.shape[-1])
         until = self._until.reshape(*shape[:-4], -1, 2, *shape[-3:])[..., 0, :, :, :]
         since = self._since.reshape(*shape[:-4], -1, 2, *shape[-3:])[..., 1, :, :, :]
@@ -188,7 +188,7 @@ def _spread(factors: mx.array, blocks: mx.array) -> mx.array:
     return spread.reshape(*spread.shape[:-3], -1, spread.shape[-1])
 
 
-def _halves(x: mx.array, half: int) -> tuple[mx.array, mx.array]:
+def halves(x: mx.array, half: int) -> tuple[mx.array, mx.array]:
     """Left and right halves [.., C / (2 half), half, D] of each run of 2 half tokens."""
     x = x.reshape(*x.shape[:-2], -1, 2, half, x.shape[-1])
     return x[..., 0, :, :], x[..., 1, :, :]

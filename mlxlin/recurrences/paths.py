@@ -11,7 +11,7 @@ from . import chunkwise, kernels, step
 from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
-DECAYS: tuple[DecayKind, ...] = ("none", "head", "channel")
+DECAYS: tuple[DecayKind, ...] = ("none", "head", "channel")  # those of the kernels
 LARGE_STATE = 256 * 256
 
 
@@ -60,7 +60,8 @@ PATHS = (
     Path("scan kernel", DECAYS, (1, None), _scan_kernel, chunked=False, takes=kernels.takes_scan),
     Path("step", ("none", "head"), (1, 4), _step, chunked=False),
     Path("step", ("channel",), (1, 8), _step, chunked=False),
-    Path("chunkwise", DECAYS, (1, None), chunkwise.run),
+    Path("step", ("value",), (1, 8), _step, chunked=False),
+    Path("chunkwise", (*DECAYS, "value"), (1, None), chunkwise.run),
 )
 
 

@@ -57,7 +57,8 @@ def scan_float64(x: Inputs) -> tuple[Array, Array, Array | None]:
         for s in range(t * x.substeps, (t + 1) * x.substeps):
             before = new
             if w is not None and s == t * x.substeps:
-                new = new * (w[:, t, :, None, None] if w.ndim == 3 else w[:, t, :, None, :])
+                rows = x.decay == "value"
+                new = new * (w[:, t, ..., None] if rows else w[:, t].reshape(x.batch, x.value_heads, 1, -1))
             if x.rule.write == "add":
                 new = new + _outer(v[:, s], k[:, s])
             elif beta is not None:

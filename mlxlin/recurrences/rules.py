@@ -4,7 +4,8 @@ Every rule updates a matrix-valued state S [V, K] per value head and reads it af
 
     S_t = S_{t-1} (diag(exp(g_t)) + a_t b_t^T) + u_t k_t^T        y_t = S_t q_t
 
-A rule is a choice of decay (none, one per head, one per key channel) and of write:
+A rule is a choice of decay (none, one per head, one per key channel, or one per value channel, which then scales the
+rows of S instead) and of write:
 
     add        u = v
     delta      the answer of the decayed state S' to k is corrected towards v: S = S' + beta (v - S' k) k^T
@@ -22,7 +23,7 @@ from typing import Literal
 from mlxlin.backend import mx
 from mlxlin.errors import InputError
 
-DecayKind = Literal["none", "head", "channel"]
+DecayKind = Literal["none", "head", "channel", "value"]
 WriteKind = Literal["add", "delta", "low_rank"]
 
 
@@ -51,6 +52,7 @@ _TABLE = (
     Rule("linear", ("none",), "add", "Linear attention, arXiv:2006.16236", normalizable=True),
     Rule("decay", ("head",), "add", "RetNet arXiv:2307.08621, Lightning arXiv:2401.04658, Mamba-2 arXiv:2405.21060"),
     Rule("gated", ("channel",), "add", "GLA arXiv:2312.06635, HGRN2 arXiv:2404.07904"),
+    Rule("gated_values", ("value",), "add", "Gated slot attention, arXiv:2409.07146"),
     Rule("delta", ("none",), "delta", "DeltaNet, arXiv:2406.06484"),
     Rule("gated_delta", ("head",), "delta", "Gated DeltaNet, arXiv:2412.06464: Qwen3-Next, Qwen3.5, OLMo-Hybrid"),
     Rule("kda", ("channel",), "delta", "Kimi Delta Attention, arXiv:2510.26692"),
@@ -70,7 +72,7 @@ class Inputs:
         q: [B, T, H, K].
         k: [B, T n, H, K], n sub-tokens per token (1 but for `delta_product`).
         v: [B, T n, HV, V].
-        g: natural log of the decay, float32 [B, T, HV] or [B, T, HV, K]; None without decay.
+        g: natural log of the decay, float32 [B, T, HV], [B, T, HV, K] or [B, T, HV, V]; None without decay.
         beta: [B, T n, HV] for the delta writes.
         a, b: [B, T, H, K] for the low-rank write.
         S: float32 [B, HV, V, K].
@@ -114,7 +116,9 @@ class Inputs:
     def decay(self) -> DecayKind:
         if self.g is None:
             return "none"
-        return "head" if self.g.ndim == 3 else "channel"
+        if self.g.ndim == 3:
+            return "head"
+        return "value" if "value" in self.rule.decays else "channel"
 
 
 def find(name: str) -> Rule:
@@ -160,7 +164,7 @@ def check(
         if array is not None:
             _check_shape(rule, what, array, shape)
     if g is not None:
-        _check_decay(rule, g, (B, T, HV), K)
+        _check_decay(rule, g, (B, T, HV), K, V)
     for what, array in {"q": q, "k": k, "v": v, "beta": beta, "a": a, "b": b}.items():
         if array is not None and array.dtype not in FLOATS:
             raise InputError(f"{rule.name}: {what} is {array.dtype}", "Use float32, float16 or bfloat16.")
@@ -215,9 +219,9 @@ def _check_shape(rule: Rule, what: str, array: mx.array, shape: tuple[int, ...])
         raise InputError(f"{rule.name}: {what} has shape {array.shape}, expected {shape}")
 
 
-def _check_decay(rule: Rule, g: mx.array, head: tuple[int, int, int], K: int) -> None:
+def _check_decay(rule: Rule, g: mx.array, head: tuple[int, int, int], K: int, V: int) -> None:
     """g is float32 and of a shape the rule accepts."""
-    shapes = {"head": head, "channel": (*head, K)}
+    shapes = {"head": head, "channel": (*head, K), "value": (*head, V)}
     allowed = [shapes[kind] for kind in rule.decays if kind in shapes]
     if g.shape not in allowed:
         raise InputError(f"{rule.name}: g has shape {g.shape}, expected {' or '.join(map(str, allowed))}")

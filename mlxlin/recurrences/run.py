@@ -41,7 +41,8 @@ def run(
         q: [B, T, H, K] float32, float16 or bfloat16, as k and v.
         k: [B, T, H, K]; for `delta_product` [B, T n, H, K], n sub-tokens per token in time order, as v and beta.
         v: [B, T, HV, V], HV a multiple of H.
-        g: natural log of the decay, <= 0 (-inf resets), float32 [B, T, HV] or, per key channel, [B, T, HV, K].
+        g: natural log of the decay, <= 0 (-inf resets), float32 [B, T, HV] or, per key channel, [B, T, HV, K]; for
+            `gated_values`, per value channel, [B, T, HV, V].
             For `delta_product` it acts before the first of the n sub-tokens and may be left out.
         beta: [B, T, HV], how far a delta rule corrects.
         a, b: [B, T, H, K] for `dplr`; a reads the state before the decay.

@@ -36,7 +36,7 @@ def step(x: Inputs, t: int, S: mx.array, Z: mx.array | None) -> tuple[mx.array, 
     q, k, u = column(x.q), column(x.k), column(x.v)
     old = S.reshape(shared)
     if x.g is not None:
-        g = x.g[:, t, :, None, None] if x.decay == "head" else x.g[:, t, :, None, :]
+        g = x.g[:, t, :, :, None] if x.decay == "value" else x.g[:, t].reshape(B, HV, 1, -1)
         # What is only added is never corrected: rounding exp(g) once per token, the same way each time, would drift
         # (1e-4 after 8,192 tokens of g = -1e-4). Small changes are exact, and their sums round either way.
         S = S + S * mx.expm1(g) if x.rule.write == "add" else S * exp(g)

@@ -14,7 +14,7 @@ from mlxlin.models.residual import Residual
 from tests.models.golden import FIXTURES, Golden, plan_of
 
 NAMES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "golden.safetensors").exists())
-FLOAT32 = {"S", "Z"}
+FLOAT32 = {"S", "S_values", "Z"}
 
 
 @pytest.mark.parametrize("name", NAMES)

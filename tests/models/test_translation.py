@@ -210,6 +210,7 @@ def test_finding_a_family() -> None:
         ("delta_net", "norm_first", True),
         ("linear_attn", "feature_map", "performer"),
         ("kda-hybrid", "safe_gate", True),
+        ("gsa", "feature_map", "t2r"),
         ("bailing_moe_linear", "linear_silu", True),
         ("bailing_moe_linear", "norm_head", True),
         ("bailing_moe_linear", "score_function", "softmax"),

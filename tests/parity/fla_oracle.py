@@ -245,6 +245,25 @@ def kimi_delta(  # type: ignore[no-untyped-def]
     return delta(q, k, v, _beta(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval), g, **options)
 
 
+def slots(q, k, v, s, g=None, scale=None, initial_state=None, output_final_state=False, **_):  # type: ignore[no-untyped-def]
+    """Two recurrences over slots and a softmax between; states [B, H, K, M] and [B, H, M, V]."""
+    (batch, length, heads, dim), count, width = q.shape, s.shape[-1], v.shape[-1]
+    factor = dim**-0.5 if scale is None else scale
+    q, k, v, s, decay = q.double() * factor, k.double(), v.double(), s.double(), g.double().exp()
+    if initial_state is None:
+        keys = torch.zeros(batch, heads, dim, count, dtype=torch.float64)
+        values = torch.zeros(batch, heads, count, width, dtype=torch.float64)
+    else:
+        keys, values = (state.double() for state in initial_state)
+    out = torch.zeros(batch, length, heads, width, dtype=torch.float64)
+    for t in range(length):
+        keys = keys * decay[:, t, :, None, :] + k[:, t, :, :, None] * s[:, t, :, None, :]
+        values = values * decay[:, t, :, :, None] + s[:, t, :, :, None] * v[:, t, :, None, :]
+        weights = torch.einsum("bhk,bhkm->bhm", q[:, t], keys).softmax(-1)
+        out[:, t] = torch.einsum("bhm,bhmv->bhv", weights, values)
+    return out.float(), (keys.float(), values.float()) if output_final_state else None
+
+
 def delta_product(q, k, v, g, beta, num_householder=1, **options):  # type: ignore[no-untyped-def]
     """n delta steps a token: the decay before the first, the query behind the last."""
     n = num_householder
@@ -369,6 +388,7 @@ def _replacements() -> dict[str, Any]:
         "delta_rule": delta,
         "gated_delta_rule": gated_delta,
         "kda": kimi_delta,
+        "gsa": slots,
     }.items():
         named.update({f"{kind}_{rule}": function for kind in ("chunk", "fused_recurrent", "fused_chunk")})
     return named

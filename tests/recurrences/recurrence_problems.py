@@ -105,7 +105,7 @@ def make(
     rest: dict[str, Any] = {"state": array(normal(B, HV, V, K), mx.float32)}
     decay = decay or kind.decays[-1]
     if decay != "none":
-        shape = (B, T, HV) if decay == "head" else (B, T, HV, K)
+        shape = (B, T, HV, *{"head": [], "channel": [K], "value": [V]}[decay])
         rest["g"] = array(rng.choice(GATES[gates], size=shape), mx.float32)
     if kind.write == "delta":
         rest["beta"] = array(np.full((B, T * n, HV), beta) if beta is not None else rng.uniform(0, 2, (B, T * n, HV)))

@@ -67,7 +67,8 @@ def test_a_misspelt_rule_is_answered_with_the_nearest() -> None:
 
 
 def test_the_table_is_complete_and_read_only() -> None:
-    assert set(RULES) == {"linear", "decay", "gated", "delta", "gated_delta", "kda", "delta_product", "dplr"}
+    additive, delta = {"linear", "decay", "gated", "gated_values"}, {"delta", "gated_delta", "kda", "delta_product"}
+    assert set(RULES) == additive | delta | {"dplr"}
     assert all(rule.name == name and "arXiv" in rule.source for name, rule in RULES.items())
     with pytest.raises(TypeError):
         RULES["linear"] = RULES["delta"]  # type: ignore[index]

@@ -14,7 +14,7 @@ def float64(x: mx.array | None) -> np.ndarray:
     return np.array(mx.zeros(1) if x is None else x.astype(mx.float32)).astype(np.float64)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULE_NAMES if rule != "delta_product"])
+@pytest.mark.parametrize("rule", [rule for rule in RULE_NAMES if rule not in ("delta_product", "gated_values")])
 def test_every_rule_is_a_choice_of_w_a_b_u(rule: str) -> None:
     """S <- S (diag(w) + a b^T) + u k^T, y = S q, one head at a time."""
     problem = make(rule, B=1, T=20, H=1, HV=1, K=8, V=5)
@@ -35,6 +35,21 @@ def test_every_rule_is_a_choice_of_w_a_b_u(rule: str) -> None:
         state = state @ (np.diag(w[t]) + np.outer(a[t], b[t])) + np.outer(u[t], k[t])
         assert np.allclose(y[0, t, 0], state @ q[t], rtol=0, atol=1e-12)
     assert np.allclose(S[0, 0], state, rtol=0, atol=1e-12)
+
+
+def test_gated_values_forget_along_what_they_answer_with() -> None:
+    """Each value channel is a decaying recurrence of its own: value heads of width one with one decay each."""
+    problem = make("gated_values", H=2, HV=4, T=20, K=8, V=5)
+    B, T, HV, V = problem.v.shape
+    apart = make("decay").with_(
+        q=problem.q,
+        k=problem.k,
+        v=problem.v.reshape(B, T, HV * V, 1),
+        g=problem.rest["g"].reshape(B, T, HV * V),
+        state=problem.rest["state"].reshape(B, HV * V, 1, -1),
+    )
+    for found, expected in zip(problem.expected(), apart.expected(), strict=True):
+        assert np.allclose(found, expected.reshape(found.shape), rtol=0, atol=1e-12)
 
 
 def test_delta_product_is_n_delta_steps_read_after_the_last() -> None:
