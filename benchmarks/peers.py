@@ -1,12 +1,15 @@
 """mlxlin beside other runtimes: one random Qwen3.5-like checkpoint, the same prompts and lengths, one alternating run.
 
     python benchmarks/peers.py                                    # all peers that are installed
-    python benchmarks/peers.py -p 512,2048 -n 64 -r 5 --with mlx-lm,transformers
+    python benchmarks/peers.py -p 512,2048 -n 64 -r 5 --with mlx-lm,transformers,llama.cpp
+    python benchmarks/peers.py --model mlxlin/demo                # another checkpoint, here the one that is shipped
 
-Needs mlxlin with the groups `peers` and `parity` (mlx-lm, transformers, torch). Every runtime has a process of its own,
-so that each loads the libraries it is installed with; "mlx-lm + fast BLAS" is mlx-lm on the BLAS that mlxlin uses on
-Linux. All compute in float32. Before anything is timed, all must generate the same tokens greedily. What was measured
-is added to benchmarks/history/.
+Needs mlxlin with the groups `peers` and `parity` (mlx-lm, llama.cpp; transformers, torch, which also make the random
+checkpoint). Every runtime has a process of its own, so that each loads the libraries it is installed with; "mlx-lm +
+fast BLAS" is mlx-lm on the BLAS that mlxlin uses on Linux, "llama.cpp" is llama_peer.py. All compute in float32 with
+the same weights, and before anything is timed, all must generate the same tokens greedily. Only llama.cpp-bf16 and
+llama.cpp-q8_0 have weights of their own, are named for them and not held to that. What was measured is added to
+benchmarks/history/.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,12 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import click
+import llama_peer
 
+import mlxlin
 from mlxlin_cli.bench import Lengths, save
 from mlxlin_cli.peer import Peer, Worker, environment, mlx_lm_worker, serve
 
 HISTORY = Path(__file__).parent / "history"
 GATE = 32  # greedy tokens that all subjects must have in common
+GATE_PROMPT = 64  # tokens they are generated behind
+RANDOM = "random Qwen3.5-like"
+PACKAGES = {  # what a peer is in
+    "mlx-lm": "mlx_lm",
+    "mlx-lm-blas": "mlx_lm",
+    "transformers": "transformers",
+    **dict.fromkeys(llama_peer.NAMES, "xllamacpp"),
+}
 SIZES = {
     "vocab_size": 8192,
     "hidden_size": 512,
@@ -53,8 +67,6 @@ def make_checkpoint(folder: Path) -> None:
 
     import torch
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-    import mlxlin
 
     torch.manual_seed(0)
     config = Qwen3_5TextConfig(
@@ -150,22 +162,61 @@ def _cache_sizes(cache: Any) -> tuple[int, int]:
 SERVED: dict[str, Callable[[str], Peer]] = {"mlxlin": Mlxlin, "transformers": Transformers}
 
 
-def worker(name: str, folder: Path) -> Worker:
-    """Start one of the runtimes."""
+def worker(name: str, folder: Path, context: int) -> Worker:
+    """Start one of the runtimes on a checkpoint, for conversations of up to `context` tokens."""
     if name in SERVED:
         return Worker(name, [sys.executable, __file__, "--serve", name, "--model", str(folder)], environment())
+    if name in llama_peer.NAMES:
+        return llama_peer.llama_worker(name, folder, context)
     return mlx_lm_worker(str(folder), "float32", fast_blas=name == "mlx-lm-blas")
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Peers that are installed here, with commas between."""
+
+    name = "PEER,PEER,..."
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        names = tuple(value.split(","))
+        for name in names:
+            if name not in PACKAGES:
+                self.fail(f"{name!r} is none of {', '.join(PACKAGES)}.", param, ctx)
+            if not installed(PACKAGES[name]):
+                package = PACKAGES[name].replace("_", "-")
+                self.fail(f"{name} is not installed here; pip install {package}", param, ctx)
+        return names
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def default_names() -> tuple[str, ...]:
+    """All peers with the checkpoint's own weights that are installed, and in words which are not."""
+    same = [name for name in PACKAGES if llama_peer.NAMES.get(name, "f32") == "f32"]
+    found = tuple(name for name in same if installed(PACKAGES[name]))
+    missing = [name for name in same if name not in found]
+    if missing:
+        click.echo(f"not installed here, so left out: {', '.join(missing)}", err=True)
+    if not found:
+        raise click.ClickException("no peer is installed here; pip install mlx-lm, for example")
+    return found
 
 
 @click.command(help=__doc__)
 @click.option("-p", "--prefill", type=Lengths(), default="512,2048", show_default=True)
 @click.option("-n", "--tokens", type=int, default=32, show_default=True)
 @click.option("-r", "--repetitions", type=int, default=3, show_default=True)
-@click.option("--with", "names", default="mlx-lm,mlx-lm-blas,transformers", show_default=True, help="Peers.")
+@click.option("--with", "names", type=Names(), help=f"Peers, of {', '.join(PACKAGES)}; by default all that are here.")
 @click.option("--model", type=click.Path(exists=True, path_type=Path), help="Another checkpoint.")
 @click.option("--serve", "served", type=click.Choice([*SERVED, "checkpoint"]), hidden=True)
 def main(
-    prefill: tuple[int, ...], tokens: int, repetitions: int, names: str, model: Path | None, served: str | None
+    prefill: tuple[int, ...],
+    tokens: int,
+    repetitions: int,
+    names: tuple[str, ...] | None,
+    model: Path | None,
+    served: str | None,
 ) -> None:
     if served == "checkpoint":
         assert model is not None
@@ -174,14 +225,21 @@ def main(
     if served:
         serve(lambda: SERVED[served](str(model)))
         return
+    from mlxlin.bench import TURN
+
+    names = names or default_names()
+    context = max(GATE_PROMPT, *prefill) + max(GATE, tokens) + TURN
     with contextlib.ExitStack() as stack:
         folder = model or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if model is None:
-            import subprocess
-
+            if not (installed("transformers") and installed("torch")):
+                raise click.ClickException("transformers and torch make the random checkpoint; or give --model")
             subprocess.run([sys.executable, __file__, "--serve", "checkpoint", "--model", str(folder)], check=True)
-        workers = [stack.enter_context(worker(name, folder)) for name in ["mlxlin", *names.split(",")]]
-        compare(workers, model.name if model else "random Qwen3.5-like", prefill, tokens, repetitions)
+        try:
+            workers = [stack.enter_context(worker(name, folder, context)) for name in ("mlxlin", *names)]
+            compare(workers, model.resolve().name if model else RANDOM, prefill, tokens, repetitions)
+        except mlxlin.MlxlinError as error:
+            raise click.ClickException(" ".join(map(str, (error, error.hint)))) from error
 
 
 def compare(workers: list[Worker], name: str, lengths: tuple[int, ...], tokens: int, repetitions: int) -> None:
@@ -192,8 +250,8 @@ def compare(workers: list[Worker], name: str, lengths: tuple[int, ...], tokens: 
 
     plan = bench.Plan(lengths, lengths, tokens, repetitions)
     ours = workers[0].about
-    common = bench.same_tokens(workers, ours["vocab"], count=GATE)
-    if min(common.values()) < GATE:
+    common = bench.same_tokens(workers, ours["vocab"], length=GATE_PROMPT, count=GATE)
+    if any(common[w.name] < GATE for w in workers if w.about.get("weights", "f32") == "f32"):
         raise click.ClickException(f"not the same greedy tokens, so nothing is timed: {common} of {GATE} in common")
 
     def report(done: int, total: int) -> None:
@@ -208,7 +266,8 @@ def compare(workers: list[Worker], name: str, lengths: tuple[int, ...], tokens: 
     click.echo(render(record))
     HISTORY.mkdir(exist_ok=True)
     chip = re.sub(r"\W+", "-", machine["chip"].lower())
-    path = HISTORY / f"{datetime.date.today()}-{chip}-{machine['commit'].rstrip('+') or machine['mlxlin']}.json"
+    what = [chip, machine["commit"].rstrip("+") or machine["mlxlin"], *([] if name == RANDOM else [name])]
+    path = HISTORY / f"{datetime.date.today()}-{'-'.join(what)}.json"
     save(record, path)
     click.echo(f"kept in {path}", err=True)
 
