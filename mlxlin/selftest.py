@@ -159,6 +159,8 @@ def _recurrence_checks(paths: dict[str, tuple[Callable[[Inputs], kernels.Result]
             for decay in rule.decays:
                 for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
                     yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)
+                if kernel is not _operations and not kernels.know(rule, decay):
+                    continue
 
 
 def _recurrence_check(

@@ -105,9 +105,11 @@ class LinearSpec:
         `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one where `beta_projection` is off.
         skip: D v is added to what the recurrence reads, with one D per head or per channel, v before its time step.
         in_bias, out_bias: of the projections of q, k, v and decay, of the output's.
+
+    With the rule comba the state is read by p, in each head a learned fraction of k, and q is corrected by D p.
     """
 
-    rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "kda", "delta_product"]
+    rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "comba", "kda", "delta_product"]
     heads: int
     value_heads: int
     key_dim: int

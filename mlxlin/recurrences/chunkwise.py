@@ -155,9 +155,10 @@ def add(c: Chunks) -> Plan:
 def delta(c: Chunks) -> Plan:
     """Delta writes: the corrections of a chunk solve a unit lower-triangular system."""
     assert c.beta is not None
-    [[A], [P]] = c.decay.pairs([(c.k, Reads.DECAYED), (c.q, Reads.AFTER)], [c.k])
+    read, when = (c.k, Reads.DECAYED) if c.a is None else (c.a, Reads.BEFORE)
+    [[A], [P]] = c.decay.pairs([(read, when), (c.q, Reads.AFTER)], [c.k])
     T = unit_lower_inverse(c.beta[..., :, None] * A) * c.beta[..., None, :]
-    K = c.decay.read(c.k, Reads.DECAYED)
+    K = c.decay.read(read, when)
 
     def correction(T: mx.array, v: mx.array, K: mx.array) -> Correction:
         return lambda S: T @ mx.addmm(v, K, S.swapaxes(-1, -2), alpha=-1.0)

@@ -8,7 +8,7 @@ from mlxlin.metal.recurrence import Arguments, supports
 
 from .probe import trusted
 from .reference import NORMALIZER_EPS
-from .rules import Inputs
+from .rules import DecayKind, Inputs, Rule
 
 Result = tuple[mx.array, mx.array, mx.array | None]
 
@@ -23,12 +23,21 @@ def chunk(x: Inputs) -> Result:
     return *recurrence.chunk(_arguments(x)), None
 
 
+def know(rule: Rule, decay: DecayKind) -> bool:
+    """Whether there are kernels for a rule with that decay."""
+    return decay != "value" and not rule.reader
+
+
 def takes_scan(x: Inputs) -> bool:
-    return on_metal() and supports(x.q.shape[3], x.v.shape[3]) and trusted("scan", scan, x)
+    return _fits(x) and trusted("scan", scan, x)
 
 
 def takes_chunk(x: Inputs) -> bool:
-    return on_metal() and supports(x.q.shape[3], x.v.shape[3]) and x.Z is None and trusted("chunk", chunk, x)
+    return _fits(x) and x.Z is None and trusted("chunk", chunk, x)
+
+
+def _fits(x: Inputs) -> bool:
+    return on_metal() and know(x.rule, x.decay) and supports(x.q.shape[3], x.v.shape[3])
 
 
 def _arguments(x: Inputs) -> Arguments:

@@ -62,7 +62,8 @@ def scan_float64(x: Inputs) -> tuple[Array, Array, Array | None]:
             if x.rule.write == "add":
                 new = new + _outer(v[:, s], k[:, s])
             elif beta is not None:
-                new = new + _outer(beta[:, s, :, None] * (v[:, s] - _apply(new, k[:, s])), k[:, s])
+                answer = _apply(new, k[:, s]) if a is None else _apply(before, a[:, s])
+                new = new + _outer(beta[:, s, :, None] * (v[:, s] - answer), k[:, s])
             elif a is not None and b is not None:
                 new = new + _outer(_apply(before, a[:, s]), b[:, s]) + _outer(v[:, s], k[:, s])
         output = _apply(new, q[:, t])

@@ -8,7 +8,8 @@ A rule is a choice of decay (none, one per head, one per key channel, or one per
 rows of S instead) and of write:
 
     add        u = v
-    delta      the answer of the decayed state S' to k is corrected towards v: S = S' + beta (v - S' k) k^T
+    delta      the answer of the decayed state S' to k is corrected towards v: S = S' + beta (v - S' k) k^T;
+               with a reader, that of the state before the decay to a key a of its own: S = S' + beta (v - S a) k^T
     low_rank   the caller's own a and b; a reads the state before the decay
 """
 
@@ -37,6 +38,7 @@ class Rule:
         write: how a token enters the state.
         substeps: whether k, v and beta may carry several sub-tokens per token.
         normalizable: whether `normalize=True` is defined for it.
+        reader: whether a delta write corrects what the state before the decay answers to a key `a` of its own.
         source: where it comes from and who uses it.
     """
 
@@ -46,6 +48,7 @@ class Rule:
     source: str
     substeps: bool = False
     normalizable: bool = False
+    reader: bool = False
 
 
 _TABLE = (
@@ -55,9 +58,10 @@ _TABLE = (
     Rule("gated_values", ("value",), "add", "Gated slot attention, arXiv:2409.07146"),
     Rule("delta", ("none",), "delta", "DeltaNet, arXiv:2406.06484"),
     Rule("gated_delta", ("head",), "delta", "Gated DeltaNet, arXiv:2412.06464: Qwen3-Next, Qwen3.5, OLMo-Hybrid"),
+    Rule("comba", ("head",), "delta", "Comba, arXiv:2506.02475", reader=True),
     Rule("kda", ("channel",), "delta", "Kimi Delta Attention, arXiv:2510.26692"),
     Rule("delta_product", ("none", "head"), "delta", "DeltaProduct, arXiv:2502.10297", substeps=True),
-    Rule("dplr", ("head", "channel"), "low_rank", "RWKV-7 arXiv:2503.14456, Comba arXiv:2506.02475"),
+    Rule("dplr", ("head", "channel"), "low_rank", "RWKV-7, arXiv:2503.14456"),
 )
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _TABLE})
 
@@ -74,7 +78,7 @@ class Inputs:
         v: [B, T n, HV, V].
         g: natural log of the decay, float32 [B, T, HV], [B, T, HV, K] or [B, T, HV, V]; None without decay.
         beta: [B, T n, HV] for the delta writes.
-        a, b: [B, T, H, K] for the low-rank write.
+        a, b: [B, T, H, K] for the low-rank write; a alone where the rule has a reader.
         S: float32 [B, HV, V, K].
         Z: float32 [B, HV, K] where the output is normalised, else None.
         lengths: int32 [B], how many tokens of each row are real; None where all are.
@@ -202,7 +206,7 @@ def _check_presence(
     wanted = {
         "g": (g, takes_g, takes_g and "none" not in rule.decays),
         "beta": (beta, rule.write == "delta", rule.write == "delta"),
-        "a": (a, rule.write == "low_rank", rule.write == "low_rank"),
+        "a": (a, rule.write == "low_rank" or rule.reader, rule.write == "low_rank" or rule.reader),
         "b": (b, rule.write == "low_rank", rule.write == "low_rank"),
     }
     for what, (array, taken, needed) in wanted.items():

@@ -45,7 +45,7 @@ def run(
             `gated_values`, per value channel, [B, T, HV, V].
             For `delta_product` it acts before the first of the n sub-tokens and may be left out.
         beta: [B, T, HV], how far a delta rule corrects.
-        a, b: [B, T, H, K] for `dplr`; a reads the state before the decay.
+        a, b: [B, T, H, K] for `dplr`, a alone for `comba`; a reads the state before the decay.
         state: float32 [B, HV, V, K] of the tokens before; zeros if None. With `normalize`, (S, Z), Z [B, HV, K].
         lengths: integers [B], the real tokens of right-padded rows. What lies behind them never enters the state.
         normalize: divide by Z_t . q_t, Z the sum of the keys (`linear` only, arXiv:2006.16236).

@@ -50,10 +50,12 @@ def sample(
         "v": array(rng.normal(size=(B, n, groups, V))),
     }
     if decay != "none":
-        shape = (B, tokens, groups, *([K] if decay == "channel" else []))
+        shape = (B, tokens, groups, *{"head": [], "channel": [K], "value": [V]}[decay])
         given["g"] = array(rng.choice(GATES, size=shape), mx.float32)
     if RULES[rule].write == "delta":
-        given["beta"] = array(rng.uniform(0, 2, (B, n, groups)))
+        given["beta"] = array(rng.uniform(0, 1 if RULES[rule].reader else 2, (B, n, groups)))
+    if RULES[rule].reader:
+        given["a"] = array(keys(tokens))
     if RULES[rule].write == "low_rank":
         a = keys(tokens)
         given |= {"a": array(-a), "b": array(a * rng.uniform(0, 1, a.shape))}

@@ -43,7 +43,8 @@ def step(x: Inputs, t: int, S: mx.array, Z: mx.array | None) -> tuple[mx.array, 
     S = S.reshape(shared)
     if x.beta is not None:
         beta = x.beta[:, t].astype(mx.float32).reshape(B, HV, 1, 1)
-        u = (mx.addmm(u, S, k, alpha=-1.0).reshape(B, HV, V, 1) * beta).reshape(B, H, -1, 1)
+        answering, key = (S, k) if x.a is None else (old, column(x.a))
+        u = (mx.addmm(u, answering, key, alpha=-1.0).reshape(B, HV, V, 1) * beta).reshape(B, H, -1, 1)
     S = mx.addmm(S, u, k.swapaxes(-1, -2))
     if x.a is not None and x.b is not None:
         S = mx.addmm(S, old @ column(x.a), column(x.b).swapaxes(-1, -2))

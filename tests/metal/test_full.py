@@ -11,7 +11,7 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.recurrence import SIZES, VALUE_SIZES
-from mlxlin.recurrences import RULES, probe
+from mlxlin.recurrences import RULES, kernels, probe
 
 from .cases import Case
 from .conftest import emulated
@@ -21,7 +21,9 @@ from .test_scan import assert_scan_equals_reference
 pytestmark = pytest.mark.full
 
 DTYPES = (mx.float32, mx.bfloat16, mx.float16)
-RULES_AND_DECAYS = [(rule.name, decay) for rule in RULES.values() for decay in rule.decays]
+RULES_AND_DECAYS = [
+    (rule.name, decay) for rule in RULES.values() for decay in rule.decays if kernels.know(rule, decay)
+]
 
 
 def case_of(turn: int, rule: str, decay: str, K: int, V: int) -> Case:

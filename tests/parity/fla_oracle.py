@@ -264,6 +264,29 @@ def slots(q, k, v, s, g=None, scale=None, initial_state=None, output_final_state
     return out.float(), (keys.float(), values.float()) if output_final_state else None
 
 
+def comba(  # type: ignore[no-untyped-def]
+    q, k, v, p, g, beta, scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **_
+):  # fmt: skip
+    """A delta rule whose state is read by p before it decays, as in the kernels (`naive_recurrent_comba` differs)."""
+    q, k, p = (_grouped(x.double(), v.shape[2]) for x in (q, k, p))
+    if use_qk_l2norm_in_kernel:
+        q, k, p = _unit(q), _unit(k), _unit(p)
+    factor = beta.double()[..., None]
+    o, S = _run(
+        q,
+        k,
+        factor * v.double(),
+        output_final_state,
+        False,
+        initial_state,
+        g=g[..., None],
+        scale=scale,
+        a=p,
+        b=-factor * k,
+    )
+    return o.to(v.dtype), S
+
+
 def delta_product(q, k, v, g, beta, num_householder=1, **options):  # type: ignore[no-untyped-def]
     """n delta steps a token: the decay before the first, the query behind the last."""
     n = num_householder
@@ -389,6 +412,7 @@ def _replacements() -> dict[str, Any]:
         "gated_delta_rule": gated_delta,
         "kda": kimi_delta,
         "gsa": slots,
+        "comba": comba,
     }.items():
         named.update({f"{kind}_{rule}": function for kind in ("chunk", "fused_recurrent", "fused_chunk")})
     return named

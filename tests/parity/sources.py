@@ -676,6 +676,18 @@ CASES: dict[str, Case] = {
         tie_word_embeddings=True,
     ),
     "mamba2-normless": _fla("Mamba2", True, head_dim=16, state_size=8, rmsnorm=False),
+    "comba": _fla("Comba", num_heads=2, head_dim=lambda s: s(12, 16), expand_v=1.5),
+    "comba-hybrid": _fla(
+        "Comba",
+        num_heads=2,
+        num_v_heads=lambda s: s(4, 6),
+        head_dim=lambda s: s(16, 8),
+        expand_v=1,
+        attn=_hybrid(),
+        use_output_gate=False,
+        tie_word_embeddings=True,
+    ),
+    "comba-plain": _fla("Comba", num_heads=3, head_dim=12, use_short_conv=False),
     "gsa": _fla("GSA", num_heads=2, num_slots=lambda s: s(12, 16, 20), exapnd_k=lambda s: s(1.5, 0.5)),
     "gsa-gqa": _fla(
         "GSA",

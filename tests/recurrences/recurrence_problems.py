@@ -108,12 +108,17 @@ def make(
         shape = (B, T, HV, *{"head": [], "channel": [K], "value": [V]}[decay])
         rest["g"] = array(rng.choice(GATES[gates], size=shape), mx.float32)
     if kind.write == "delta":
-        rest["beta"] = array(np.full((B, T * n, HV), beta) if beta is not None else rng.uniform(0, 2, (B, T * n, HV)))
+        # w - beta stays between -1 and 1 where the state before the decay is corrected
+        most = 1 if kind.reader else 2
+        drawn = rng.uniform(0, most, (B, T * n, HV))
+        rest["beta"] = array(drawn if beta is None else np.full((B, T * n, HV), min(beta, most)))
     if kind.write == "low_rank":
         removal = unit(B, T, H, K)
         rest["a"], rest["b"] = array(-removal), array(removal * rng.uniform(0, 1, removal.shape))
-    q = array(normal(B, T, H, K) / np.sqrt(K))
-    return Problem(rule, q, array(unit(B, T * n, H, K)), array(normal(B, T * n, HV, V)), rest)
+    q, k = array(normal(B, T, H, K) / np.sqrt(K)), unit(B, T * n, H, K)
+    if kind.reader:
+        rest["a"] = array(k * rng.uniform(0.5, 1, (B, T, H, 1)))
+    return Problem(rule, q, array(k), array(normal(B, T * n, HV, V)), rest)
 
 
 def error(x: mx.array, expected: Any, scale: float = 1.0) -> float:

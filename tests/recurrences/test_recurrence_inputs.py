@@ -45,6 +45,7 @@ def call(rule: str = "gated_delta", **changes: Any) -> None:
         ("linear", {"beta": mx.zeros((2, 4, 4))}, "linear takes no beta"),
         ("linear", {"normalize": True}, "state is one array"),
         ("dplr", {"a": None}, "dplr needs a"),
+        ("comba", {"a": None}, "comba needs a"),
         ("dplr", {"b": mx.zeros((2, 4, 4, 8))}, "b has shape"),
         ("delta_product", {"k": mx.zeros((2, 7, 2, 8))}, "k has shape"),
         ("delta_product", {"k": mx.zeros((2, 0, 2, 8)), "v": mx.zeros((2, 0, 4, 6))}, "0 sub-tokens for 4 tokens"),
@@ -67,8 +68,8 @@ def test_a_misspelt_rule_is_answered_with_the_nearest() -> None:
 
 
 def test_the_table_is_complete_and_read_only() -> None:
-    additive, delta = {"linear", "decay", "gated", "gated_values"}, {"delta", "gated_delta", "kda", "delta_product"}
-    assert set(RULES) == additive | delta | {"dplr"}
+    additive = {"linear", "decay", "gated", "gated_values"}
+    assert set(RULES) == additive | {"delta", "gated_delta", "comba", "kda", "delta_product", "dplr"}
     assert all(rule.name == name and "arXiv" in rule.source for name, rule in RULES.items())
     with pytest.raises(TypeError):
         RULES["linear"] = RULES["delta"]  # type: ignore[index]

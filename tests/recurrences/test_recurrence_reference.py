@@ -25,7 +25,7 @@ def test_every_rule_is_a_choice_of_w_a_b_u(rule: str) -> None:
     u = v
     if beta is not None:
         strength = float64(beta)[0, :, 0, None]
-        a, b, u = -strength * w * k, k, strength * v
+        a, b, u = -strength * (w * k if a is None else float64(a)[0, :, 0]), k, strength * v
     elif a is not None:
         a, b = float64(a)[0, :, 0], float64(b)[0, :, 0]
     else:

@@ -15,7 +15,7 @@ def fused_spec(spec: LinearSpec) -> FusedSpec | None:
     given_beta = spec.beta is not None and not spec.beta_projection
     other_norm = norm is not None and (norm.kind != "rms" or not norm.affine or spec.output.joint)
     steps = decay is not None and (decay.scales_values or decay.shortest > 0.0 or decay.longest is not None)
-    other_parts = steps or spec.skip != "none" or spec.output.gate_first
+    other_parts = steps or RULES[spec.rule].reader or spec.skip != "none" or spec.output.gate_first
     kind = "given" if decay is None else decay.kind
     if kind == "retention" or kind == "geometric" or kind == "alibi":
         kind = "given"

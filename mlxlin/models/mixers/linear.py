@@ -70,6 +70,8 @@ def linear_parameters(spec: LinearSpec, width: int) -> Table:
         table["skip"] = Parameter((value_width if spec.skip == "channel" else spec.value_heads,), "keep")
     if spec.beta is not None and spec.beta_projection:
         table["beta.weight"] = Parameter((spec.value_heads * spec.steps, width), "gate")
+    if spec.rule == "comba":
+        table |= {name: Parameter((spec.heads,), "keep") for name in ("reader", "correction")}
     if spec.qk_norm == "rms":
         for name in ("q_norm", "k_norm"):
             table.update(under(name, Norm.parameters(NormSpec(spec.qk_eps), spec.key_dim)))
@@ -112,6 +114,10 @@ class LinearMixer:
         self._norm: Norm | None = None
         if spec.output.norm is not None:
             self._norm = Norm(spec.output.norm, params.at("norm"), spec.output.groups)
+        self._fraction: mx.array | None = None
+        if spec.rule == "comba":
+            self._fraction = params.made(sigmoid(params.take("reader"))[:, None])
+            self._correction = params.take("correction")[:, None]
         self._qk_norms: list[Norm] = []
         if spec.qk_norm == "rms":
             self._qk_norms = [Norm(NormSpec(spec.qk_eps), params.at(name)) for name in ("q_norm", "k_norm")]
@@ -142,7 +148,7 @@ class LinearMixer:
             qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
         if self._conv is not None:
             qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
-        q, k, v = self._queries_keys_values(qkv, step)
+        q, k, v, reader = self._queries_keys_values(qkv, step)
         g, written = self._log_decay(k if _forgets(spec) else projected.get("decay"), v)
         if _forgets(spec):
             assert g is not None
@@ -154,6 +160,7 @@ class LinearMixer:
             written,
             g=g,
             beta=self._beta(projected.get("beta"), *x.shape[:2]),
+            a=reader,
             state=(old["S"], old["Z"]) if spec.normalize else old["S"],
             lengths=step.lengths,
             normalize=spec.normalize,
@@ -186,8 +193,8 @@ class LinearMixer:
         new = {"S": mixed.S} if mixed.memory is None else {"S": mixed.S, "conv": mixed.memory}
         return self._out(mixed.y.reshape(batch, length, -1)), new
 
-    def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
-        """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V], ready for the recurrence."""
+    def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V] and what reads, if that is not k."""
         spec, (batch, length, _) = self._spec, qkv.shape
         if spec.qk_activation == spec.v_activation == "silu":
             qkv = silu(qkv)
@@ -208,10 +215,14 @@ class LinearMixer:
         if spec.rope is not None:
             q = step.rotate(q.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
             k = step.rotate(k.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
+        reader = None
+        if self._fraction is not None:
+            p = k * self._fraction
+            q, reader = q - p * self._correction, self._unit_k(p)
         q, k = self._normalised(q, k)
         if spec.kv_heads and spec.kv_heads != spec.heads:
             k, v = (mx.repeat(a, spec.heads // spec.kv_heads, axis=2) for a in (k, v))
-        return q, k, v
+        return q, k, v, reader
 
     def _normalised(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
         spec = self._spec
