@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
 from mlxlin.models.activations import relu2, swiglu
@@ -83,11 +83,18 @@ class Head(Linear):
 
 
 class Projections:
-    """Several projections of one input, done as few products: neighbours stored alike become one matrix."""
+    """Several projections of one input, done as few products: neighbours stored alike become one matrix.
 
-    def __init__(self, params: Params, names: Sequence[str]) -> None:
+    Args:
+        dtype: what to compute in; None for the dtype of the input.
+    """
+
+    def __init__(self, params: Params, names: Sequence[str], dtype: mx.Dtype | None = None) -> None:
+        self._dtype = dtype
         groups: list[list[Matrix]] = []
         for matrix in (Matrix.take(params, name) for name in names):
+            if dtype is not None and matrix.quant is None:
+                matrix = replace(matrix, weight=params.made(matrix.weight.astype(dtype)))
             if groups and joinable(groups[-1][-1], matrix):
                 groups[-1].append(matrix)
             else:
@@ -96,6 +103,7 @@ class Projections:
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         """x [..., in] -> one array [..., out_n] for each name."""
+        x = x if self._dtype is None else x.astype(self._dtype)
         outputs: list[mx.array] = []
         for linear, borders in self._groups:
             y = linear(x)

@@ -99,6 +99,7 @@ def _mixture(config: Config) -> MoeSpec:
         hidden=hidden,
         score="sigmoid",
         correction=True,
+        exact_router=True,
         groups=either(config, "num_expert_group", "n_group", 1),
         groups_kept=given(config, "topk_group", 1),
         normalized=either(config, "moe_renormalize", "norm_topk_prob", True),

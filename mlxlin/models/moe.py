@@ -76,7 +76,8 @@ class Moe:
 
     def __init__(self, spec: MoeSpec, params: Params) -> None:
         self._spec = spec
-        self._router = Projections(params, ["router", "shared_gate"] if spec.shared_gate else ["router"])
+        routing = ["router", "shared_gate"] if spec.shared_gate else ["router"]
+        self._router = Projections(params, routing, mx.float32 if spec.exact_router else None)
         self._correction = params.take("correction").astype(mx.float32) if spec.correction else None
         *inputs, down = (Matrix.take(params.at("experts"), name) for name in (*mlp_inputs(spec.form), "down"))
         if len(inputs) == 2 and joinable(*inputs):

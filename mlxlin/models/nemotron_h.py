@@ -126,6 +126,7 @@ def _mixture(config: Config, bias: bool) -> MoeSpec:
         hidden=need(config, "moe_intermediate_size"),
         score="sigmoid",
         correction=True,
+        exact_router=True,
         groups=given(config, "n_group", 1),
         groups_kept=given(config, "topk_group", 1),
         normalized=given(config, "norm_topk_prob", True),

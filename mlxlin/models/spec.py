@@ -203,6 +203,19 @@ class Rwkv7Spec:
 
 
 @dataclass(frozen=True)
+class Rwkv6Spec:
+    """RWKV-6's time mixing; mix_rank, decay_rank: of its low-rank projections; eps: of the norm of each head."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    mix_rank: int
+    decay_rank: int
+    eps: float
+    kind: Literal["rwkv6"] = "rwkv6"
+
+
+@dataclass(frozen=True)
 class SlotSpec:
     """Attention over `slots` memories that forget, by logsigmoid(W x) / divisor.
 
@@ -234,9 +247,10 @@ class GatedConvSpec:
 
 @dataclass(frozen=True)
 class ChannelMixSpec:
-    """RWKV-7's feed-forward, with a token shift before it: value(relu(key x)^2)."""
+    """RWKV's feed-forward, with a token shift before it: value(relu(key x)^2), in RWKV-6 times sigmoid(gate x)."""
 
     hidden: int
+    gated: bool = False
     kind: Literal["channel_mix"] = "channel_mix"
 
 
@@ -257,8 +271,9 @@ class MoeSpec:
     score: what router logits become. correction: a learned bias on the scores that only counts in the choice. groups,
     groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights are divided
     by their sum + `sum_eps`, then times `factor`. shared: width of a feed-forward for all tokens, 0 for none;
-    shared_gate: times sigmoid(W x). form: of all experts, as in MlpSpec. latent: width of a projection of x that the
-    experts work on, whose sum is projected back; 0 for x itself. bias: of the shared part and the latent projections.
+    shared_gate: times sigmoid(W x). exact_router: logits are computed in float32 whatever the dtype of the model.
+    form: of all experts, as in MlpSpec. latent: width of a projection of x that the experts work on, whose sum is
+    projected back; 0 for x itself. bias: of the shared part and the latent projections.
     """
 
     experts: int
@@ -273,6 +288,7 @@ class MoeSpec:
     factor: float = 1.0
     shared: int = 0
     shared_gate: bool = False
+    exact_router: bool = False
     form: Literal["swiglu", "relu2"] = "swiglu"
     latent: int = 0
     bias: bool = False
@@ -284,7 +300,7 @@ class MoeSpec:
         return MlpSpec(self.shared, self.form, self.bias) if self.shared else None
 
 
-MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec | SlotSpec
+MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec | SlotSpec | Rwkv6Spec
 FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
 
 

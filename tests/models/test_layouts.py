@@ -204,3 +204,16 @@ def test_routing_prefers_groups_and_corrected_scores() -> None:
         assert sorted(indices[token].tolist()) == sorted(best)
         chosen = [scores[token, e].item() for e in indices[token].tolist()]
         assert difference(weights[token], mx.array([1.5 * c / sum(chosen) for c in chosen])) < 1e-6
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_an_exact_router_tells_experts_apart_that_half_precision_does_not(better: int) -> None:
+    """Two experts whose logits, near 16, differ by 1/256: bfloat16 has steps of 1/8 there."""
+    router = mx.full((2, 32), 0.5)
+    router[better, 0] += 2**-8
+    arrays = {"router.weight": router}
+    arrays |= {f"experts.{n}.weight": mx.ones((2, 4, 32)) for n in ("gate", "up")}
+    arrays["experts.down.weight"] = mx.stack([mx.full((32, 4), float(expert)) for expert in range(2)])
+    moe = Moe(MoeSpec(2, 1, 4, exact_router=True), Params({k: a.astype(mx.bfloat16) for k, a in arrays.items()}, {}))
+    y = moe(mx.ones((1, 1, 32), dtype=mx.bfloat16))  # expert 0 answers 0, expert 1 something large
+    assert (float(mx.abs(y).max()) > 1) == (better == 1)
