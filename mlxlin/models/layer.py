@@ -8,6 +8,7 @@ from mlxlin.models.mixers.attention import Attention, attention_parameters
 from mlxlin.models.mixers.gated_conv import GatedConv, gated_conv_parameters
 from mlxlin.models.mixers.latent import LatentAttention, latent_parameters
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
+from mlxlin.models.mixers.rwkv6 import Rwkv6, rwkv6_parameters
 from mlxlin.models.mixers.rwkv7 import ChannelMix, Rwkv7, channel_mix_parameters, rwkv7_parameters
 from mlxlin.models.mixers.slots import SlotMixer, slot_parameters
 from mlxlin.models.mixers.step import Mixer, Step, recurrent
@@ -26,6 +27,7 @@ from mlxlin.models.spec import (
     LinearSpec,
     MixerSpec,
     MoeSpec,
+    Rwkv6Spec,
     SlotSpec,
 )
 from mlxlin.state import LayerState
@@ -56,6 +58,8 @@ def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
         return gated_conv_parameters(spec, width)
     if isinstance(spec, SlotSpec):
         return slot_parameters(spec, width)
+    if isinstance(spec, Rwkv6Spec):
+        return rwkv6_parameters(spec, width)
     return latent_parameters(spec, width) if isinstance(spec, LatentSpec) else rwkv7_parameters(spec, width)
 
 
@@ -142,10 +146,12 @@ def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixe
         return GatedConv(spec, params, width, dtype)
     if isinstance(spec, SlotSpec):
         return SlotMixer(spec, params, dtype)
+    if isinstance(spec, Rwkv6Spec):
+        return Rwkv6(spec, params, width, dtype)
     return LatentAttention(spec, params, dtype) if isinstance(spec, LatentSpec) else Rwkv7(spec, params, width, dtype)
 
 
 def _feed_forward(spec: FeedForwardSpec, width: int, params: Params, dtype: mx.Dtype) -> Mlp | Moe | ChannelMix:
     if isinstance(spec, MoeSpec):
         return Moe(spec, params)
-    return ChannelMix(params, width, dtype) if isinstance(spec, ChannelMixSpec) else Mlp(spec, params)
+    return ChannelMix(spec, params, width, dtype) if isinstance(spec, ChannelMixSpec) else Mlp(spec, params)

@@ -24,15 +24,18 @@ _MIXES = "rwkvag"  # in the order of the mixer's rows
 _MLP, _BLOCK = "layers.{i}.mlp.", "blocks.{i}."
 _LOW_RANK = {"decay": "w", "rate": "a", "value": "v", "gate": "g"}
 _VECTORS = ("k_k", "k_a", "r_k")
-_PARTS = ("weight", "bias")
+PARTS = ("weight", "bias")
 
-_FLA_WEIGHTS = (
+SHARED_WEIGHTS = (
     Weight("embed.weight", "embeddings.weight"),
-    *(Weight(f"embed_norm.{part}", f"layers.0.pre_norm.{part}") for part in _PARTS),
-    *(Weight(f"norm.{part}", f"norm.{part}") for part in _PARTS),
+    *(Weight(f"embed_norm.{part}", f"layers.0.pre_norm.{part}") for part in PARTS),
+    *(Weight(f"norm.{part}", f"norm.{part}") for part in PARTS),
     Weight("head.weight", "lm_head.weight"),
-    *(Weight(f"layers.{{i}}.mixer_norm.{part}", f"layers.{{i}}.attn_norm.{part}") for part in _PARTS),
-    *(Weight(f"layers.{{i}}.mlp_norm.{part}", f"layers.{{i}}.ffn_norm.{part}") for part in _PARTS),
+    *(Weight(f"layers.{{i}}.mixer_norm.{part}", f"layers.{{i}}.attn_norm.{part}") for part in PARTS),
+    *(Weight(f"layers.{{i}}.mlp_norm.{part}", f"layers.{{i}}.ffn_norm.{part}") for part in PARTS),
+)
+_FLA_WEIGHTS = (
+    *SHARED_WEIGHTS,
     Weight(MIXER + "mix", tuple(ATTN + f"x_{name}" for name in _MIXES), ROWS),
     Weight(MIXER + "mix", ATTN + "x_x"),  # the first version kept all six in one tensor
     *(Weight(MIXER + f"{name}.weight", ATTN + f"{name}_proj.weight") for name in "rkv"),
@@ -41,20 +44,20 @@ _FLA_WEIGHTS = (
     *(
         Weight(MIXER + f"{ours}_out.{part}", ATTN + f"{theirs}_lora.lora.2.{part}")
         for ours, theirs in _LOW_RANK.items()
-        for part in _PARTS
+        for part in PARTS
     ),
     *(Weight(MIXER + name, ATTN + name, FLAT) for name in _VECTORS),
-    *(Weight(MIXER + f"norm.{part}", ATTN + f"g_norm.{part}") for part in _PARTS),
+    *(Weight(MIXER + f"norm.{part}", ATTN + f"g_norm.{part}") for part in PARTS),
     Weight(_MLP + "mix", "layers.{i}.ffn.x_k", FLAT),
     *(Weight(_MLP + f"{name}.weight", f"layers.{{i}}.ffn.{name}.weight") for name in ("key", "value")),
 )
 _BLINK_WEIGHTS = (
     Weight("embed.weight", "emb.weight"),
-    *(Weight(f"embed_norm.{part}", f"blocks.0.ln0.{part}") for part in _PARTS),
-    *(Weight(f"norm.{part}", f"ln_out.{part}") for part in _PARTS),
+    *(Weight(f"embed_norm.{part}", f"blocks.0.ln0.{part}") for part in PARTS),
+    *(Weight(f"norm.{part}", f"ln_out.{part}") for part in PARTS),
     Weight("head.weight", "head.weight"),
-    *(Weight(f"layers.{{i}}.mixer_norm.{part}", _BLOCK + f"ln1.{part}") for part in _PARTS),
-    *(Weight(f"layers.{{i}}.mlp_norm.{part}", _BLOCK + f"ln2.{part}") for part in _PARTS),
+    *(Weight(f"layers.{{i}}.mixer_norm.{part}", _BLOCK + f"ln1.{part}") for part in PARTS),
+    *(Weight(f"layers.{{i}}.mlp_norm.{part}", _BLOCK + f"ln2.{part}") for part in PARTS),
     Weight(MIXER + "mix", tuple(_BLOCK + f"att.x_{name}" for name in _MIXES), ROWS),
     *(
         Weight(MIXER + f"{ours}.weight", _BLOCK + f"att.{theirs}.weight")
@@ -70,7 +73,7 @@ _BLINK_WEIGHTS = (
         )
     ),
     *(Weight(MIXER + name, _BLOCK + f"att.{name}", FLAT) for name in _VECTORS),
-    *(Weight(MIXER + f"norm.{part}", _BLOCK + f"att.ln_x.{part}") for part in _PARTS),
+    *(Weight(MIXER + f"norm.{part}", _BLOCK + f"att.ln_x.{part}") for part in PARTS),
     Weight(_MLP + "mix", _BLOCK + "ffn.x_k", FLAT),
     *(Weight(_MLP + f"{name}.weight", _BLOCK + f"ffn.{name}.weight") for name in ("key", "value")),
 )
@@ -101,7 +104,7 @@ def spec(config: Config) -> ModelSpec:
         eps=head_dim * eps,
         key_eps=_FUSED_KEY_EPS if given(config, "fuse_norm", True) else _PLAIN_KEY_EPS,
     )
-    layer = LayerSpec(mixer, ChannelMixSpec(_hidden(config)), norm)
+    layer = LayerSpec(mixer, ChannelMixSpec(channels(config, 4)), norm)
     return ModelSpec(
         family="rwkv7",
         vocab=need(config, "vocab_size"),
@@ -123,10 +126,11 @@ def _rank(config: Config, name: str, absent: int, factor: float) -> int:
     return max(32, round(factor * math.sqrt(width) / 32) * 32)
 
 
-def _hidden(config: Config) -> int:
+def channels(config: Config, ratio: float) -> int:
+    """Width of the channel mixing; `ratio` is the family's default for hidden_ratio."""
     if config.get("intermediate_size") is not None:
         return int(config["intermediate_size"])
-    hidden = int(need(config, "hidden_size") * given(config, "hidden_ratio", 4))
+    hidden = int(need(config, "hidden_size") * given(config, "hidden_ratio", ratio))
     return 32 * ((hidden + 31) // 32)
 
 

@@ -299,6 +299,18 @@ def delta_product(q, k, v, g, beta, num_householder=1, **options):  # type: igno
     return o.unflatten(1, (-1, n))[:, :, -1].to(v.dtype), S
 
 
+def rwkv6(r, k, v, w, u, scale=1.0, initial_state=None, output_final_state=False, **_):  # type: ignore[no-untyped-def]
+    """Read before it is written: what the own token adds comes through the bonus u."""
+    r, k, v, w = r.double() * scale, k.double(), v.double(), w.double().exp()
+    S = r.new_zeros(*r.shape[:1], *r.shape[2:], v.shape[-1]) if initial_state is None else initial_state.double()
+    out = torch.zeros_like(v)
+    for t in range(r.shape[1]):
+        own = k[:, t, ..., None] * v[:, t, :, None]
+        out[:, t] = torch.einsum("bhk,bhkv->bhv", r[:, t], S + u.double()[..., None] * own)
+        S = S * w[:, t, ..., None] + own
+    return out.float(), S.float() if output_final_state else None
+
+
 def rwkv7(r, w, k, v, a, b, scale=1.0, initial_state=None, output_final_state=False, **_):  # type: ignore[no-untyped-def]
     return _run(r, k, v, output_final_state, False, initial_state, g=w, a=a, b=b, scale=scale)
 
@@ -413,6 +425,7 @@ def _replacements() -> dict[str, Any]:
         "kda": kimi_delta,
         "gsa": slots,
         "comba": comba,
+        "rwkv6": rwkv6,
     }.items():
         named.update({f"{kind}_{rule}": function for kind in ("chunk", "fused_recurrent", "fused_chunk")})
     return named

@@ -702,6 +702,17 @@ CASES: dict[str, Case] = {
     "gsa-hybrid": _fla(
         "GSA", num_heads=2, num_slots=None, exapnd_k=0.5, elementwise_affine=False, attn=_hybrid(window_size=16)
     ),
+    "rwkv6": _fla("RWKV6", num_heads=2, proj_low_rank_dim=lambda s: s(6, 8), gate_low_rank_dim=lambda s: s(10, 16)),
+    "rwkv6-square": _fla(
+        "RWKV6",
+        num_heads=4,
+        expand_k=1,
+        expand_v=lambda s: s(1.5, 0.5),
+        proj_low_rank_dim=4,
+        gate_low_rank_dim=8,
+        fuse_norm=False,
+        tie_word_embeddings=True,
+    ),
     "rwkv7": _fla("RWKV7", head_dim=16, **_RANKS),
     "rwkv7-norms": _fla("RWKV7", head_dim=8, fuse_norm=False, tie_word_embeddings=True, **_RANKS),
     "retnet": _fla("RetNet", num_heads=2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
+from mlxlin.models.activations import sigmoid
 from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.params import Parameter, Params, Table
@@ -36,11 +37,14 @@ def rwkv7_parameters(spec: Rwkv7Spec, width: int) -> Table:
 
 def channel_mix_parameters(spec: ChannelMixSpec, width: int) -> Table:
     """Expected parameters of one channel mixing in a model of this width."""
-    return {
+    table = {
         "mix": Parameter((width,), "keep"),
         "key.weight": Parameter((spec.hidden, width), "matrix"),
         "value.weight": Parameter((width, spec.hidden), "matrix"),
     }
+    if spec.gated:
+        table |= {"gate_mix": Parameter((width,), "keep"), "gate.weight": Parameter((width, width), "matrix")}
+    return table
 
 
 def token_shift(x: mx.array, memory: mx.array, lengths: mx.array | None) -> tuple[mx.array, mx.array]:
@@ -125,11 +129,13 @@ class Rwkv7:
 
 
 class ChannelMix:
-    """Feed-forward with a token shift: value(relu(key(x_t + mix (x_{t-1} - x_t)))^2)."""
+    """Feed-forward with a token shift: value(relu(key(x_t + mix (x_{t-1} - x_t)))^2), perhaps gated alike."""
 
-    def __init__(self, params: Params, width: int, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: ChannelMixSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._width, self._dtype = width, dtype
         self._mix = params.take("mix")
+        self._gate_mix = params.take("gate_mix") if spec.gated else None
+        self._gate = Linear(Matrix.take(params, "gate")) if spec.gated else None
         self._key, self._value = Linear(Matrix.take(params, "key")), Linear(Matrix.take(params, "value"))
 
     def fresh(self, batch: int) -> mx.array:
@@ -139,4 +145,7 @@ class ChannelMix:
     def __call__(self, x: mx.array, memory: mx.array, step: Step) -> tuple[mx.array, mx.array]:
         """x [B, T, D] and the input before it [B, 1, D] -> y [B, T, D] and the last real input of each row."""
         change, memory = token_shift(x, memory, step.lengths)
-        return self._value(mx.square(mx.maximum(self._key(x + change * self._mix), 0))), memory
+        y = self._value(mx.square(mx.maximum(self._key(x + change * self._mix), 0)))
+        if self._gate is not None and self._gate_mix is not None:
+            y = y * sigmoid(self._gate(x + change * self._gate_mix))
+        return y, memory
