@@ -9,7 +9,18 @@ from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, given, need
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import FeedForwardSpec, LatentSpec, MlpSpec, MoeSpec, RopeSpec
-from mlxlin.models.values import CONCAT, CONV, FIRST_HALF, FLAT, KEYS_OF_HEADS, SECOND_HALF, STACK, VALUES_OF_HEADS
+from mlxlin.models.values import (
+    COLUMNS_OF_HEADS,
+    CONCAT,
+    CONV,
+    FIRST_HALF,
+    FLAT,
+    KEYS_OF_HEADS,
+    ROWS_OF_HEADS,
+    SECOND_HALF,
+    STACK,
+    VALUES_OF_HEADS,
+)
 
 LAYER, MIXER = "layers.{i}.", "layers.{i}.mixer."
 
@@ -42,6 +53,9 @@ def latent_weights(attention: str, out: str) -> tuple[Weight, ...]:
         *(Weight(MIXER + t, attention + source, kind="latent") for t, sources in named.items() for source in sources),
         Weight(MIXER + "keys.weight", attention + "kv_b_proj.weight", KEYS_OF_HEADS, kind="latent"),
         Weight(MIXER + "values.weight", attention + "kv_b_proj.weight", VALUES_OF_HEADS, kind="latent"),
+        # as MLX tools write them: one matrix per head, that of the keys moved to the query's side
+        Weight(MIXER + "keys.weight", attention + "embed_q.weight", COLUMNS_OF_HEADS, kind="latent"),
+        Weight(MIXER + "values.weight", attention + "unembed_out.weight", ROWS_OF_HEADS, kind="latent"),
     )
 
 

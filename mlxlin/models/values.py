@@ -97,6 +97,10 @@ def _thirds_of_heads(arrays: list[mx.array], place: Place) -> mx.array:
     return array.reshape(heads, 3, -1, array.shape[-1]).swapaxes(0, 1).reshape(array.shape)
 
 
+def _flat_heads(array: mx.array) -> mx.array:
+    return array.reshape(-1, array.shape[-1])
+
+
 def _rows_of(part: int) -> Callable[[list[mx.array], Place], mx.array]:
     """Rows of all heads' q, then k, then v: those of one of the three."""
 
@@ -157,5 +161,7 @@ BETA_OF_GROUPS = Operation(_key_head_groups(2), rowwise=True)
 DECAY_OF_GROUPS = Operation(_key_head_groups(3), rowwise=True)
 Q_ROWS, K_ROWS, V_ROWS = (Operation(_rows_of(part), rowwise=True) for part in range(3))
 QKV_OF_HEADS = Operation(_thirds_of_heads, rowwise=True)
+COLUMNS_OF_HEADS = Operation(lambda arrays, place: mx.contiguous(_flat_heads(_only(arrays).swapaxes(-1, -2))))
+ROWS_OF_HEADS = Operation(lambda arrays, place: _flat_heads(_only(arrays)), rowwise=True)  # one matrix per head
 KEYS_OF_HEADS = Operation(_head_parts(False), rowwise=True)
 VALUES_OF_HEADS = Operation(_head_parts(True), rowwise=True)

@@ -153,6 +153,11 @@ def test_ring_as_mlx_tools_write_it(name: str) -> None:
     for layer in {key.split(".experts.")[0] for key in golden.tensors if ".experts." in key}:
         for part in ("gate_proj", "up_proj", "down_proj"):
             tensors[f"{layer}.switch_mlp.{part}.weight"] = stack(golden.tensors, f"{layer}.experts", part)
+    for key in [key for key in tensors if key.endswith("kv_b_proj.weight")]:
+        expanded = tensors.pop(key).reshape(golden.config["num_attention_heads"], -1, golden.config["kv_lora_rank"])
+        keys, values = mx.split(expanded, [golden.config["qk_nope_head_dim"]], axis=1)
+        tensors[key.replace("kv_b_proj", "embed_q")] = keys.swapaxes(-1, -2)
+        tensors[key.replace("kv_b_proj", "unembed_out")] = values
     tensors["model.layers.4.attention.g_proj.weight"] = mx.zeros((2, 2))  # of the layer that predicts further ahead
     plan = plan_of(golden.config, tensors)
     assert plan.notices == ["dropped 1 MTP tensors (multi-token prediction head)"]
