@@ -24,7 +24,7 @@ CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded bat
 SOURCES = {
     "transformers": "transformers",
     "fla": "flash-linear-attention",
-    "mlx-lm": "the authors' code in NumPy, float64; mlx-lm agrees",
+    "mlx-lm": "NumPy in float64 after the authors' code, and mlx-lm",
 }
 
 
