@@ -36,7 +36,8 @@ MIXERS = {
         "delta",
         "head",
         taps=4,
-        qk_activation="silu",
+        q_activation="silu",
+        k_activation="silu",
         v_activation="silu",
         unit=True,
         scale=128**-0.5,
@@ -54,7 +55,8 @@ MIXERS = {
         "delta",
         "channel",
         taps=4,
-        qk_activation="silu",
+        q_activation="silu",
+        k_activation="silu",
         v_activation="silu",
         unit=True,
         scale=128**-0.5,
@@ -78,7 +80,7 @@ MIXERS = {
         eps=1e-5,
         gate="silu",
     ),
-    "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel"),
+    "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel", apart=True),
 }
 
 
@@ -157,10 +159,10 @@ def _recurrence_checks(paths: dict[str, tuple[Callable[[Inputs], kernels.Result]
     for name, (kernel, tokens) in paths.items():
         for rule in RULES.values():
             for decay in rule.decays:
-                for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
-                    yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)
                 if kernel is not _operations and not kernels.know(rule, decay):
                     continue
+                for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
+                    yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)
 
 
 def _recurrence_check(

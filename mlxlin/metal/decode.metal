@@ -1,17 +1,18 @@
 // One to sixteen tokens of a whole mixer in one dispatch, from its projections to its normed and gated output. The body
 // of a kernel calls these functions one after the other:
 //
-//   1  all threads: convolution, activation, unit norm and gates of all tokens, into threadgroup memory
+//   1  all threads: convolution, activation, unit norm, rotation and gates of all tokens, into threadgroup memory
 //   2  L lanes per row of the state, K / L channels each in registers: the recurrence over all tokens
 //   3  one SIMD-group per token: RMS norm over the head and output gate
 //
 // A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
 // The record of one token in threadgroup memory, SIZE floats:
-// q | k of each sub-token | v of each sub-token | decays | a | b | betas
+// q | k of each sub-token | v of each sub-token | decays | a | b | betas | time step
 
 // What a threadgroup works on, and which of its SIMD-groups and lanes this thread is
 struct Place {
-  int batch, hv, h, v0;
+  int batch, hv, h, v0;  // value head, query head
+  int kh, vh;            // the projected heads of its keys, of its values and decays
   int n;                // real tokens
   bool first_of_head;   // of the parts of a value head
   bool first_of_key;    // of all threadgroups that read one key head: it writes what belongs to the key head
@@ -19,16 +20,18 @@ struct Place {
 };
 inline int thread_of(Place p) { return p.group * 32 + p.lane; }
 template <typename P>
-inline Place place_of(uint3 threadgroup_, int parts, int VT, int H, int HV, View<P> lengths, int T, uint group,
+inline Place place_of(uint3 threadgroup_, int VT, int H, int HV, int repeats, View<P> lengths, int T, uint group,
                       int groups, uint lane) {
   Place p;
   p.batch = threadgroup_.z;
   p.hv = threadgroup_.y;
   p.h = p.hv / (HV / H);
+  p.kh = p.h / repeats;
+  p.vh = p.hv / repeats;
   p.v0 = threadgroup_.x * VT;
   p.n = real_tokens(lengths, p.batch, T);
   p.first_of_head = threadgroup_.x == 0;
-  p.first_of_key = p.first_of_head && p.hv % (HV / H) == 0;
+  p.first_of_key = p.first_of_head && p.hv % (HV / H * repeats) == 0;
   p.group = group;
   p.groups = groups;
   p.lane = lane;
@@ -50,16 +53,40 @@ inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p)
     record[e / VT * SIZE + e % VT] = channel<ACTIVATION>(x, p.batch, e / VT, c0 + p.v0 + e % VT);
 }
 
+// 1: the first DIMS channels of staged vectors turned by the angles of their token, neighbours or the two halves as pairs
+template <int DIMS, bool INTERLEAVED, int SIZE, typename CP, typename SP>
+inline void turn(threadgroup float* record, View<CP> cos_, View<SP> sin_, Place p) {
+  constexpr int PAIRS = DIMS / 2;
+  for (int e = thread_of(p); e < p.n * PAIRS; e += p.groups * 32) {
+    const int t = e / PAIRS, i = e % PAIRS;
+    threadgroup float* x = record + t * SIZE + (INTERLEAVED ? 2 * i : i);
+    threadgroup float* y = x + (INTERLEAVED ? 1 : PAIRS);
+    const float c = load(row(cos_, p.batch, t, 0), i), s = load(row(sin_, p.batch, t, 0), i), first = *x;
+    *x = first * c - *y * s;
+    *y = *y * c + first * s;
+  }
+}
+
 // 1: the decays of D channels (1: of the head), and their logarithms to the tape
-template <int D, int SIZE, int KIND, typename GP, typename RP, typename BP, typename OUT>
-inline void stage_decays(threadgroup float* record, View<GP> g, View<RP> rate, View<BP> bias, float constant_,
-                         float floor_, OUT tape, int T, int HV, Place p) {
+template <int D, int SIZE, typename GATES, typename OUT>
+inline void stage_decays(threadgroup float* record, GATES g, int head, OUT tape, int T, int HV, Place p) {
   for (int e = thread_of(p); e < T * D; e += p.groups * 32) {
     const int t = e / D, d = e % D;
-    const float x = t < p.n ? log_decay<KIND>(g, rate, bias, constant_, floor_, p.batch, t, p.hv, d) : 0.0f;
+    const float x = t < p.n ? log_decay(g, p.batch, t, head, d) : 0.0f;
     if (t < p.n) record[t * SIZE + d] = decay_of(x);
     if (p.first_of_head) put(tape, ((int64_t(p.batch) * T + t) * HV + p.hv) * D + d, x);
   }
+}
+
+// 1: what a step multiplies v with
+template <int SIZE, typename GATES> inline void stage_steps(threadgroup float* record, GATES g, Place p) {
+  for (int t = thread_of(p); t < p.n; t += p.groups * 32) record[t * SIZE] = time_step(g, p.batch, t, p.vh, 0);
+}
+
+// 1: keys that are what the decay lets go of
+template <int K, int SIZE, typename GATES> inline void stage_forgotten(threadgroup float* record, GATES g, Place p) {
+  for (int e = thread_of(p); e < p.n * K; e += p.groups * 32)
+    record[e / K * SIZE + e % K] = forgotten(g, p.batch, e / K, p.vh, e % K);
 }
 
 // 1: beta of sub-token j, channel `c` of its projection
@@ -82,16 +109,46 @@ template <int DECAY, int M, int L> inline Part<M> staged_decay(const threadgroup
   return DECAY == HEAD_DECAY ? filled<M>(w[0]) : part_of<M, L>(staged(w), part);
 }
 
+// The sum of the keys, for normalised outputs; without one nothing is divided.
+template <typename ZP, typename Z_OUT> struct Normaliser {
+  View<ZP> Z;  // [1, B, HV, K]
+  Z_OUT out;
+  float eps;
+};
+template <typename ZP, typename Z_OUT> inline Normaliser<ZP, Z_OUT> normaliser(View<ZP> Z, Z_OUT out, float eps) {
+  Normaliser<ZP, Z_OUT> x;
+  x.Z = Z;
+  x.out = out;
+  x.eps = eps;
+  return x;
+}
+template <int L, int M, typename ZP, typename Z_OUT>
+inline float divisor(const thread Normaliser<ZP, Z_OUT>& x, Part<M> z, Part<M> q) {
+  return read<L>(z, q) + x.eps;
+}
+template <int L, int M, typename Z_OUT>
+inline float divisor(const thread Normaliser<Absent, Z_OUT>&, Part<M>, Part<M>) {
+  return 1.0f;
+}
+
+// y of row i of a head with what bypasses the recurrence, D v; `skip` is [1, 1, HV, V]
+template <typename DP> inline float with_skip(View<DP> skip, float y, float v, int hv, int i) {
+  return y + load(row(skip, 0, 0, hv), i) * v;
+}
+inline float with_skip(View<Absent>, float y, float, int, int) { return y; }
+
 // 2: the rows v0 .. v0 + VT. The offsets say where a record holds what; y replaces the v of the last sub-token.
-// Only the first lane of a row touches its v, so that no other can read it late.
+// Only the first lane of a row touches its v, so that no other can read it late. A step (STEP >= 0) multiplies what is
+// written of v, not what skips the recurrence.
 template <int K, int VT, int L, int SIZE, int DECAY, int WRITE, int N, int KEYS, int VALUES, int DECAYS, int A, int B,
-          int BETAS, typename SP, typename U_OUT, typename Z_OUT>
-inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U_OUT tape_u, Z_OUT tape_z, int T,
-                  int HV, int V, Place p) {
+          int BETAS, int STEP, typename SP, typename DP, typename NORMALISER, typename U_OUT, typename Z_OUT>
+inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALISER sums, device float* S_out,
+                  U_OUT tape_u, Z_OUT tape_z, int T, int HV, int V, Place p) {
   constexpr int M = K / (4 * L), ROWS = 32 / L;
   const int part = p.lane % L;
   for (int r = p.group * ROWS + p.lane / L; r < VT; r += p.groups * ROWS) {
     Part<M> s = part_of<M, L>(row(S, p.batch, p.hv, p.v0 + r), part);
+    Part<M> z = part_of<M, L>(row(sums.Z, 0, p.batch, p.hv), part);
     for (int t = 0; t < p.n; ++t) {
       threadgroup float* x = records + t * SIZE;
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
@@ -102,16 +159,20 @@ inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U
       for (int j = 0; j < N; ++j) {
         const Part<M> k = part_of<M, L>(staged(x + KEYS + j * K), part);
         float u = simd_shuffle(part == 0 ? x[VALUES + j * VT + r] : 0.0f, ushort(p.lane - part));
+        if (STEP >= 0) u *= x[STEP >= 0 ? STEP : 0];
         if (WRITE == DELTA) u = x[BETAS + j] * (u - read<L>(s, k));
         write(s, u, k);
+        write(z, 1.0f, k);
         if (part == 0) put(tape_u, at + j * int64_t(HV) * V, u);
       }
       if (WRITE == LOW_RANK) {
         write(s, answer, part_of<M, L>(staged(x + B), part));
         if (part == 0) put(tape_z, at, answer);
       }
-      const float y = read<L>(s, part_of<M, L>(staged(x), part));
-      if (part == 0) x[VALUES + (N - 1) * VT + r] = y;
+      const Part<M> q = part_of<M, L>(staged(x), part);
+      const float y = read<L>(s, q) / divisor<L>(sums, z, q);
+      threadgroup float* out = x + (VALUES + (N - 1) * VT + r);
+      if (part == 0) *out = with_skip(skip, y, *out, p.hv, p.v0 + r);
     }
     for (int t = p.n; t < T; ++t) {
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
@@ -120,8 +181,12 @@ inline void recur(threadgroup float* records, View<SP> S, device float* S_out, U
         if (part == 0) put(tape_u, at + j * int64_t(HV) * V, 0.0f);
     }
     put<L>(S_out, ((int64_t(p.batch) * HV + p.hv) * V + p.v0 + r) * K, part, s);
+    if (p.first_of_head && r == 0) put<L>(sums.out, (int64_t(p.batch) * HV + p.hv) * K, part, z);
   }
 }
+
+template <typename P> inline float gain(View<P> weight, int d) { return load(row(weight, 0, 0, 0), d); }
+inline float gain(View<Absent>, int) { return 1.0f; }
 
 // 3: RMS norm over the head's V outputs times `weight`, then the gate's activation; zeros past the last real token
 template <int VT, int SIZE, bool NORMED, int ACTIVATION, typename WP, typename GP, typename Y>
@@ -135,7 +200,7 @@ inline void finish(const threadgroup float* outputs, View<WP> weight, View<GP> g
     const float norm = NORMED ? rsqrt(simd_sum(squares) / VT + eps) : 1.0f;
     for (int d = p.lane; d < VT; d += 32) {
       float x = t < p.n ? outputs[t * SIZE + d] * norm : 0.0f;
-      if (NORMED) x *= load(row(weight, 0, 0, 0), d);
+      if (NORMED) x *= gain(weight, d);
       if (ACTIVATION != IDENTITY && t < p.n)
         x *= activated<ACTIVATION>(load(row(gate, p.batch, t, 0), p.hv * V + p.v0 + d));
       y[at + d] = Y(x);

@@ -8,11 +8,17 @@ from collections.abc import Callable, Mapping
 from mlxlin.backend import mx
 
 from .kernels import Outputs, lanes_per_row, launch, literal, view
-from .mixer import FusedSpec, Mixed, Projected, Record, Tape, parts
+from .mixer import FusedSpec, Mixed, Projected, Record, Tape, finishes, parts
 
 _SIMD_GROUPS = 8
 _BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
-ACTIVATION = {"none": "IDENTITY", "silu": "SILU", "sigmoid": "GATE_SIGMOID"}
+ACTIVATION = {
+    "none": "IDENTITY",
+    "silu": "SILU",
+    "sigmoid": "GATE_SIGMOID",
+    "relu": "RELU",
+    "elu": "ELU_PLUS_ONE",
+}
 _DECAY = {"none": "NO_DECAY", "head": "HEAD_DECAY", "channel": "CHANNEL_DECAY"}
 _WRITE = {"add": "ADD", "delta": "DELTA", "low_rank": "LOW_RANK"}
 _TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
@@ -23,13 +29,14 @@ Spell = Callable[[str], str]
 def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     """Run a mixer over T <= `longest(spec, batch)` tokens.
 
-    Where `parts` says that a head is split over threadgroups, y comes without the norm and the gate of `spec`.
+    Where `finishes` says no, y comes without the norm and the gate of `spec`.
     """
-    B, T, _ = x.streams[0].shape
-    dtype = x.streams[0].dtype
+    (B, T, _), dtype = x.first.shape, x.first.dtype
     outputs: Outputs = {"y": ((B, T, spec.value_heads, spec.value_dim), dtype), "S_out": (x.S.shape, mx.float32)}
     if spec.taps:
         outputs["memory_out"] = ((B, spec.taps - 1, spec.width), dtype)
+    if x.Z is not None:
+        outputs["Z_out"] = (x.Z.shape, mx.float32)
     if tape:
         outputs |= _tape_outputs(spec, B, T)
     arrays, split = inputs(spec, x), parts(spec, B)
@@ -38,14 +45,15 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     results = launch(
         "decode",
         ["mixer", "decode"],
-        "\n".join(_Body(spec, record, arrays, outputs, split).lines(tokens)),
+        "\n".join(_Body(spec, record, arrays, outputs, B).lines(tokens)),
         {**arrays, "T": T},
         outputs,
         (32 * _SIMD_GROUPS * split, spec.value_heads, B),
         (32 * _SIMD_GROUPS, 1, 1),
     )
     found = dict(zip(outputs, results, strict=True))
-    return Mixed(found["y"], found["S_out"], found.get("memory_out"), _tape(spec, found) if tape else None)
+    found_tape = _tape(spec, found) if tape else None
+    return Mixed(found["y"], found["S_out"], found.get("Z_out"), found.get("memory_out"), found_tape)
 
 
 def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
@@ -56,7 +64,7 @@ def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.a
     arrays = {"S": S, "g": g, "k": tape.k, "u": tape.u, "z": tape.z, "b": tape.b, "accepted": accepted}
     views = ", ".join(view(name, array) for name, array in arrays.items())
     call = (
-        f"replay<{K}, {lanes}, {_DECAY[spec.decay]}, {spec.substeps}>({views}, T, {spec.heads}, {HV}, {V}, S_out, "
+        f"replay<{K}, {lanes}, {_DECAY[spec.decay]}, {spec.substeps}>({views}, T, {tape.k.shape[2]}, {HV}, {V}, S_out, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
     )
     groups = V * lanes // 32
@@ -66,7 +74,7 @@ def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.a
 
 
 def _tape_outputs(spec: FusedSpec, B: int, T: int) -> Outputs:
-    H, HV, n = spec.heads, spec.value_heads, spec.substeps
+    H, HV, n = spec.heads // spec.repeats, spec.value_heads, spec.substeps
     outputs: Outputs = {
         "tape_k": ((B, T * n, H, spec.key_dim), mx.float32),
         "tape_u": ((B, T * n, HV, spec.value_dim), mx.float32),
@@ -85,12 +93,13 @@ def _tape(spec: FusedSpec, found: Mapping[str, mx.array]) -> Tape:
 
 def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
     """The inputs of the kernel, four-dimensional as it sees them."""
-    B, T, _ = x.streams[0].shape
+    B, T, _ = x.first.shape
     per_token: dict[str, mx.array | None] = {}
-    per_token |= dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
-    per_token |= {"memory": x.memory, "beta": x.beta, "a": x.a, "b": x.b, "gate": x.gate}
+    apart = "qv" if spec.decay_kind == "forget" else "qkv"
+    per_token |= dict(zip(apart, x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
+    per_token |= {name: getattr(x, name) for name in ("memory", "beta", "a", "b", "gate", "cos", "sin")}
     arrays = {name: None if z is None else z[:, :, None] for name, z in per_token.items()}
-    heads = spec.value_heads
+    heads = spec.decay_heads
     return {
         **arrays,
         "weight": None if x.weight is None else x.weight[None, :, None],
@@ -99,23 +108,32 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
         "rate": None if x.rate is None else x.rate[None, None, :, None],
         "decay_bias": None if x.decay_bias is None else x.decay_bias.reshape(1, 1, heads, -1),
         "norm": None if x.norm is None else x.norm[None, None, None],
+        "skip": None if x.skip is None else mx.broadcast_to(x.skip, x.S.shape[1:3])[None, None],
         "S": x.S,
+        "Z": None if x.Z is None else x.Z[None],
         "lengths": x.lengths,
     }
+
+
+def gates(spec: FusedSpec, seen: Spell) -> str:
+    """The log decays of a mixer in a kernel's body; `seen` spells an input."""
+    views = ", ".join(seen(name) for name in ("decay", "rate", "decay_bias"))
+    numbers = (spec.decay_constant, spec.decay_floor, spec.shortest, spec.longest)
+    return f"gates<{spec.decay_kind.upper()}>({views}, {', '.join(map(literal, numbers))})"
 
 
 class _Body:
     """The calls that make up a decode kernel."""
 
     def __init__(
-        self, spec: FusedSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, split: int
+        self, spec: FusedSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, batch: int
     ) -> None:
         self._spec = spec
         self._at = record
         self._arrays = arrays
         self._outputs = outputs
-        self._split = split
-        self._rows = spec.value_dim // split
+        self._finishes = finishes(spec, batch)
+        self._rows = spec.value_dim // parts(spec, batch)
 
     def lines(self, tokens: int) -> list[str]:
         """In order; threadgroup memory is made for so many tokens."""
@@ -123,13 +141,14 @@ class _Body:
         barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
         return [
             f"threadgroup float x[{tokens * self._at.size}];",
-            f"const Place p = place_of(threadgroup_position_in_grid, {self._split}, {self._rows}, {spec.heads}, "
-            f"{spec.value_heads}, {self._view('lengths')}, T, simdgroup_index_in_threadgroup, {_SIMD_GROUPS}, "
+            f"const Place p = place_of(threadgroup_position_in_grid, {self._rows}, {spec.heads}, {spec.value_heads}, "
+            f"{spec.repeats}, {self._view('lengths')}, T, simdgroup_index_in_threadgroup, {_SIMD_GROUPS}, "
             "thread_index_in_simdgroup);",
             *self._vectors(),
             *self._values(),
             *self._gates(),
             barrier,
+            *([*self._turns(), barrier] if spec.rotary else []),
             self._recurrence(),
             *self._taped(),
             barrier,
@@ -152,19 +171,23 @@ class _Body:
         """The first channel of this threadgroup's head in sub-token j of a stream."""
         spec = self._spec
         n, queries = spec.substeps, spec.heads * spec.key_dim
-        starts = {"q": 0, "k": queries, "v": queries * (1 + n)} if "qkv" in self._arrays else {"q": 0, "k": 0, "v": 0}
+        keys = 0 if spec.decay_kind == "forget" else n * queries // spec.repeats
+        starts = {"q": 0, "k": queries, "v": queries + keys} if "qkv" in self._arrays else {"q": 0, "k": 0, "v": 0}
         size = spec.value_dim if stream == "v" else spec.key_dim
-        head = f"({j * spec.value_heads} + p.hv)" if stream == "v" else f"({j * spec.heads} + p.h)"
+        heads = (spec.value_heads if stream == "v" else spec.heads) // spec.repeats
+        head = {"q": "p.h", "k": f"({j * heads} + p.kh)", "v": f"({j * heads} + p.vh)"}[stream]
         return f"{starts[stream]} + {head} * {size}"
 
     def _vectors(self) -> list[str]:
         """Queries, keys, and a and b of a low-rank write."""
         spec, at, lines = self._spec, self._at, []
         places = [("q", 0, 0), *(("k", j, at.keys + j * spec.key_dim) for j in range(spec.substeps))]
+        places = places[:1] if spec.decay_kind == "forget" else places
+        activations = {"q": spec.q_activation, "k": spec.k_activation}
         sizes = f"{spec.key_dim}, {at.size}"
         for stream, j, where in places:
             first, scale = self._first(stream, j), literal(spec.scale if stream == "q" else 1.0)
-            kind = f"{sizes}, {ACTIVATION[spec.qk_activation]}, {str(spec.unit).lower()}"
+            kind = f"{sizes}, {ACTIVATION[activations[stream]]}, {str(spec.unit).lower()}"
             lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {first}, {scale}, p);")
             if spec.taps:
                 lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
@@ -192,16 +215,27 @@ class _Body:
             f"{first} + {count}, {32 * _SIMD_GROUPS});"
         )
 
+    def _turns(self) -> list[str]:
+        """Queries and keys by their positions."""
+        spec, angles = self._spec, f"{self._view('cos')}, {self._view('sin')}"
+        kind = f"{spec.rotary}, {str(spec.interleaved).lower()}, {self._at.size}"
+        places = [0, *(self._at.keys + j * spec.key_dim for j in range(spec.substeps))]
+        return [f"turn<{kind}>(x + {where}, {angles}, p);" for where in places]
+
     def _gates(self) -> list[str]:
         spec, at, lines = self._spec, self._at, []
         if spec.decay != "none":
             channels = spec.key_dim if spec.decay == "channel" else 1
-            views = ", ".join(self._view(name) for name in ("decay", "rate", "decay_bias"))
+            head = "p.hv" if spec.decay_heads == spec.value_heads else "p.vh"
+            lines.append(f"const auto g = {gates(spec, self._view)};")
             lines.append(
-                f"stage_decays<{channels}, {at.size}, {spec.decay_kind.upper()}>(x + {at.decays}, {views}, "
-                f"{literal(spec.decay_constant)}, {literal(spec.decay_floor)}, {self._out('tape_g')}, T, "
+                f"stage_decays<{channels}, {at.size}>(x + {at.decays}, g, {head}, {self._out('tape_g')}, T, "
                 f"{spec.value_heads}, p);"
             )
+        if spec.scales_values:
+            lines.append(f"stage_steps<{at.size}>(x + {at.step}, g, p);")
+        if spec.decay_kind == "forget":
+            lines.append(f"stage_forgotten<{spec.key_dim}, {at.size}>(x + {at.keys}, g, p);")
         for j in range(spec.substeps if spec.write == "delta" else 0):
             lines.append(
                 f"stage_betas<{at.size}, {ACTIVATION[spec.beta]}>(x + {at.betas + j}, {self._view('beta')}, "
@@ -212,25 +246,28 @@ class _Body:
     def _recurrence(self) -> str:
         spec, at = self._spec, self._at
         kind = f"{spec.key_dim}, {self._rows}, {lanes_per_row(spec.key_dim)}, {at.size}, {_DECAY[spec.decay]}"
-        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}"
+        step = at.step if spec.scales_values else -1
+        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, {step}"
+        sums = f"normaliser({self._view('Z')}, {self._out('Z_out')}, {literal(spec.normalize or 0.0)})"
         return (
-            f"recur<{kind}, {_WRITE[spec.write]}, {spec.substeps}, {offsets}>(x, {self._view('S')}, S_out, "
+            f"recur<{kind}, {_WRITE[spec.write]}, {spec.substeps}, {offsets}>(x, {self._view('S')}, "
+            f"{self._view('skip')}, {sums}, S_out, "
             f"{self._out('tape_u')}, {self._out('tape_z')}, T, {spec.value_heads}, {spec.value_dim}, p);"
         )
 
     def _taped(self) -> list[str]:
         """Keys and b, once per key head."""
         spec, at = self._spec, self._at
-        H, K, n = spec.heads, spec.key_dim, spec.substeps
+        H, K, n = spec.heads // spec.repeats, spec.key_dim, spec.substeps
         vectors = [("tape_k", at.keys + j * K, H * n, j * H) for j in range(n)] + [("tape_b", at.b, H, 0)]
         return [
-            f"if (p.first_of_key) record<{K}, {at.size}>(x + {where}, {name}, T, {heads}, {head} + p.h, p);"
+            f"if (p.first_of_key) record<{K}, {at.size}>(x + {where}, {name}, T, {heads}, {head} + p.kh, p);"
             for name, where, heads, head in vectors
             if name in self._outputs
         ]
 
     def _finish(self) -> str:
-        spec, whole = self._spec, self._split == 1
+        spec, whole = self._spec, self._finishes
         outputs = self._at.values + (spec.substeps - 1) * self._rows
         kind = f"{str(spec.norm and whole).lower()}, {ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
         return (

@@ -1,12 +1,16 @@
 // What stands between a mixer's projections and its recurrence: short convolution, activation, unit norm, gates.
-enum DecayKind { GIVEN, SOFTPLUS, SIGMOID, LOGSIGMOID };
-enum Activation { IDENTITY, SILU, GATE_SIGMOID };
+enum DecayKind { GIVEN, SOFTPLUS, SIGMOID, LOGSIGMOID, FORGET };
+enum Activation { IDENTITY, SILU, GATE_SIGMOID, RELU, ELU_PLUS_ONE };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 inline float softplus(float x) { return max(x, 0.0f) + log1p(exp(-abs(x))); }
 
 template <int ACTIVATION> inline float activated(float x) {
-  return ACTIVATION == SILU ? x * sigmoid(x) : ACTIVATION == GATE_SIGMOID ? sigmoid(x) : x;
+  if (ACTIVATION == SILU) return x * sigmoid(x);
+  if (ACTIVATION == GATE_SIGMOID) return sigmoid(x);
+  if (ACTIVATION == RELU) return max(x, 0.0f);
+  if (ACTIVATION == ELU_PLUS_ONE) return x > 0.0f ? x + 1.0f : exp(x);
+  return x;
 }
 
 // Projected channels x [B, T, 1, C] behind a causal depthwise convolution with W taps [1, W, 1, C] (0: none);
@@ -70,14 +74,46 @@ inline Lanes<K> vector_of(const thread Channels<W, XP, MP, WP, BP>& s, int b, in
   return v;
 }
 
-// The log decay of channel d (0: of the head) from its projected input. `rate` and `bias` belong to SOFTPLUS, where
-// rate is -exp(A_log), and SIGMOID, where it is exp(A_log); `constant_` is SIGMOID's bound and LOGSIGMOID's divisor.
+// How log decays come from their projected inputs. `rate` and `bias` belong to SOFTPLUS, where rate is -exp(A_log), and
+// SIGMOID, where it is exp(A_log); `constant_` is SIGMOID's bound and LOGSIGMOID's divisor. FORGET's bias is its bound.
+template <int KIND, typename GP, typename RP, typename BP> struct Gates {
+  View<GP> x;
+  View<RP> rate;
+  View<BP> bias;
+  float constant_, floor_, shortest, longest;
+};
 template <int KIND, typename GP, typename RP, typename BP>
-inline float log_decay(View<GP> g, View<RP> rate, View<BP> bias, float constant_, float floor_, int b, int t, int hv,
-                       int d) {
-  const float x = load(row(g, b, t, hv), d);
+inline Gates<KIND, GP, RP, BP> gates(View<GP> x, View<RP> rate, View<BP> bias, float constant_, float floor_,
+                                     float shortest, float longest) {
+  Gates<KIND, GP, RP, BP> g;
+  g.x = x;
+  g.rate = rate;
+  g.bias = bias;
+  g.constant_ = constant_;
+  g.floor_ = floor_;
+  g.shortest = shortest;
+  g.longest = longest;
+  return g;
+}
+
+// The time step of SOFTPLUS, of channel d (0: of the head)
+template <int KIND, typename GP, typename RP, typename BP>
+inline float time_step(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, int hv, int d) {
+  return clamp(softplus(load(row(g.x, b, t, hv), d) + load(row(g.bias, 0, 0, hv), d)), g.shortest, g.longest);
+}
+// What FORGET lets go of: 1 - exp(g)
+template <int KIND, typename GP, typename RP, typename BP>
+inline float forgotten(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, int hv, int d) {
+  return (1.0f - load(row(g.bias, 0, 0, hv), d)) * sigmoid(-load(row(g.x, b, t, hv), d));
+}
+template <int KIND, typename GP, typename RP, typename BP>
+inline float log_decay(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, int hv, int d) {
+  const float x = load(row(g.x, b, t, hv), d);
   if (KIND == GIVEN) return x;
-  if (KIND == LOGSIGMOID) return max(-softplus(-x) / constant_, floor_);
-  const float shifted = x + load(row(bias, 0, 0, hv), d), r = load(row(rate, 0, 0, hv), 0);
-  return KIND == SOFTPLUS ? r * softplus(shifted) : constant_ * sigmoid(r * shifted);
+  if (KIND == LOGSIGMOID) return max(-softplus(-x) / g.constant_, g.floor_);
+  const float rate = load(row(g.rate, 0, 0, hv), 0), bias_ = load(row(g.bias, 0, 0, hv), d);
+  if (KIND == SOFTPLUS) return rate * time_step(g, b, t, hv, d);
+  if (KIND == SIGMOID) return g.constant_ * sigmoid(rate * (x + bias_));
+  const float lost = forgotten(g, b, t, hv, d);  // a small loss and a small rest are both exact
+  return lost <= 0.5f ? log1p(-lost) : log(bias_ + (1.0f - bias_) * sigmoid(x));
 }

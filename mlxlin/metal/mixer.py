@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from mlxlin.backend import mx
 
-Activation = Literal["none", "silu", "sigmoid"]
+Activation = Literal["none", "silu", "sigmoid", "relu", "elu"]
 LONGEST = 16
 
 
@@ -19,16 +19,26 @@ class FusedSpec:
         heads, value_heads, key_dim, value_dim: H, HV, K, V.
         write, decay: the recurrence, as in `mlxlin.recurrences.RULES`.
         substeps: sub-tokens per token; the projection holds q, then the keys of each, then the values of each.
+        apart: q, k and v come apart, not side by side.
+        repeats: value heads that share a projected head of k, v and decay; then there are as many query heads as value
+            heads (grouped heads, each with a state of its own).
         taps: width of the short convolution over the projected channels, 0 for none.
-        qk_activation, v_activation: behind the convolution.
+        q_activation, k_activation, v_activation: behind the convolution; elu is elu(x) + 1.
+        rotary: leading channels of q and k that are turned by their position; `interleaved`: neighbours are a pair,
+            else the two halves.
         unit: q and k are divided by sqrt(sum of squares + 1e-6).
         scale: factor on q.
         decay_kind: how the log decay g comes from its projection x:
-            given: g = x; softplus: rate softplus(x + bias), rate = -exp(A_log) (Gated DeltaNet, KDA);
-            sigmoid: constant sigmoid(rate (x + bias)), rate = exp(A_log) (KDA with a lower bound);
-            logsigmoid: max(logsigmoid(x) / constant, floor) (GLA).
+            given: g = x; softplus: rate dt, dt = softplus(x + bias) within `shortest` and `longest`, rate = -exp(A_log)
+            (Mamba-2, Gated DeltaNet, KDA); sigmoid: constant sigmoid(rate (x + bias)), rate = exp(A_log) (KDA with a
+            lower bound, RWKV-7); logsigmoid: max(logsigmoid(x) / constant, floor) (GLA); forget: log(b + (1 - b)
+            sigmoid(x)), b = bias, and k = 1 - exp(g), not projected (HGRN2).
+        scales_values: v is multiplied by the dt of softplus. skip: D v is added to the output, v before that.
         beta: "none" where it is given, "sigmoid" where it is projected; times `beta_factor`.
-        norm: RMS norm of each head's output, with `eps`; gate: activation of what it is multiplied with after that.
+        normalize: y is divided by Z . q + this, Z the sum of the keys; None for not at all.
+        norm: RMS norm of each head's output, with `eps`, or of `joint_groups` equal parts of all heads together; then a
+            dispatch of its own. gate: activation of what the output is multiplied with after that, or before it where
+            `gate_first` (of joint norms only).
     """
 
     heads: int
@@ -38,25 +48,50 @@ class FusedSpec:
     write: Literal["add", "delta", "low_rank"]
     decay: Literal["none", "head", "channel"]
     substeps: int = 1
+    apart: bool = False
+    repeats: int = 1
     taps: int = 0
-    qk_activation: Activation = "none"
+    q_activation: Activation = "none"
+    k_activation: Activation = "none"
     v_activation: Activation = "none"
+    rotary: int = 0
+    interleaved: bool = False
     unit: bool = False
     scale: float = 1.0
-    decay_kind: Literal["given", "softplus", "sigmoid", "logsigmoid"] = "given"
+    decay_kind: Literal["given", "softplus", "sigmoid", "logsigmoid", "forget"] = "given"
     decay_constant: float = 1.0
     decay_floor: float = float("-inf")
+    shortest: float = 0.0
+    longest: float = float("inf")
+    scales_values: bool = False
+    skip: bool = False
     beta: Activation = "none"
     beta_factor: float = 1.0
+    normalize: float | None = None
     norm: bool = False
+    joint_groups: int = 0
     eps: float = 0.0
     gate: Activation = "none"
+    gate_first: bool = False
 
     @property
     def width(self) -> int:
         """Projected channels: q, keys, values."""
-        n = self.substeps
-        return self.heads * self.key_dim * (1 + n) + self.value_heads * self.value_dim * n
+        n, queries = self.substeps, self.heads * self.key_dim
+        return queries + n * (queries + self.value_heads * self.value_dim) // self.repeats
+
+    @property
+    def decay_heads(self) -> int:
+        """Heads that the decay is projected to, or given for."""
+        return self.value_heads if self.decay_kind == "given" else self.value_heads // self.repeats
+
+    @property
+    def prefills(self) -> bool:
+        """Whether one kernel makes everything ready for the recurrence of many tokens."""
+        other = (
+            self.apart or self.repeats > 1 or self.rotary or self.normalize is not None or self.decay_kind == "forget"
+        )
+        return not (other or self.scales_values or self.skip or self.write == "low_rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,26 +99,34 @@ class Projected:
     """What a mixer reads: projections of T tokens, parameters, state.
 
     Attributes:
-        qkv: [B, T, width], or q, k and v apart (then without convolution), heads side by side in the last axis.
-        S: float32 [B, HV, V, K].
+        qkv: [B, T, width], or q, k and v apart (then without convolution), heads side by side in the last axis. Keys
+            that the decay makes are missing: q and v alone.
+        S: float32 [B, HV, V, K]. Z: float32 [B, HV, K] of a normalised recurrence.
         memory: the convolution's last taps - 1 raw inputs [B, taps - 1, width].
         weight, bias: of the convolution, [taps, width] and [width].
-        decay: [B, T, HV] or [B, T, HV K]; rate [HV] and decay_bias [HV] or [HV, K] belong to it.
+        decay: [B, T, HV] or [B, T, HV K], HV without repeats unless it is given; rate [HV] and decay_bias [HV] or
+            [HV, K] belong to it.
+        cos, sin: float32 [B, T, rotary / 2].
+        skip: float32 [HV, V], or [HV, 1] for one number per head.
         beta: [B, T, n HV].
         a, b: [B, T, H K] of the low-rank write.
         gate: [B, T, HV V].
-        norm: [V].
+        norm: [V], or [HV V] of a joint one.
         lengths: real tokens of each row [B], None where all are.
     """
 
-    qkv: mx.array | tuple[mx.array, mx.array, mx.array]
+    qkv: mx.array | tuple[mx.array, ...]
     S: mx.array
+    Z: mx.array | None = None
     memory: mx.array | None = None
     weight: mx.array | None = None
     bias: mx.array | None = None
     decay: mx.array | None = None
     rate: mx.array | None = None
     decay_bias: mx.array | None = None
+    cos: mx.array | None = None
+    sin: mx.array | None = None
+    skip: mx.array | None = None
     beta: mx.array | None = None
     a: mx.array | None = None
     b: mx.array | None = None
@@ -92,14 +135,15 @@ class Projected:
     lengths: mx.array | None = None
 
     @property
-    def streams(self) -> tuple[mx.array, mx.array, mx.array]:
-        return self.qkv if isinstance(self.qkv, tuple) else (self.qkv, self.qkv, self.qkv)
+    def first(self) -> mx.array:
+        """A projection, for its batch, tokens and dtype."""
+        return self.qkv[0] if isinstance(self.qkv, tuple) else self.qkv
 
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """What T tokens did to a state, float32: log decays g [B, T, HV(, K)], keys k [B, T n, H, K] and writes
-    u [B, T n, HV, V]; for the low-rank write also the answers z [B, T, HV, V] and b [B, T, H, K]."""
+    """What T tokens did to a state, float32: log decays g [B, T, HV(, K)], keys k [B, T n, H, K] (H without repeats)
+    and writes u [B, T n, HV, V]; for the low-rank write the answers z [B, T, HV, V] and b [B, T, H, K] too."""
 
     k: mx.array
     u: mx.array
@@ -110,10 +154,11 @@ class Tape:
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """Outputs of T tokens [B, T, HV, V], the state, the convolution's memory and, where asked for, the tape."""
+    """Outputs of T tokens [B, T, HV, V], the states, the convolution's memory and, where asked for, the tape."""
 
     y: mx.array
     S: mx.array
+    Z: mx.array | None = None
     memory: mx.array | None = None
     tape: Tape | None = None
 
@@ -130,6 +175,7 @@ class Record:
     a: int
     b: int
     betas: int
+    step: int
     size: int
 
     @classmethod
@@ -137,7 +183,7 @@ class Record:
         K, n = spec.key_dim, spec.substeps
         low_rank = K if spec.write == "low_rank" else 0
         sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], low_rank, low_rank]
-        sizes.append(n if spec.write == "delta" else 0)
+        sizes += [n if spec.write == "delta" else 0, 1 if spec.scales_values else 0]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return cls(*ends)
 
@@ -148,6 +194,11 @@ def parts(spec: FusedSpec, batch: int) -> int:
     while batch * spec.value_heads * n < 16 and spec.value_dim // (2 * n) >= 16 and spec.value_dim % (2 * n) == 0:
         n *= 2
     return n
+
+
+def finishes(spec: FusedSpec, batch: int) -> bool:
+    """Whether decode norms and gates its outputs; else that is a dispatch of its own."""
+    return parts(spec, batch) == 1 and not spec.joint_groups
 
 
 def longest(spec: FusedSpec, batch: int) -> int:

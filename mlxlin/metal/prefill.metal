@@ -13,9 +13,7 @@ inline void prefill_vector(CHANNELS x, int c0, float scale, device OUT* out, int
 }
 
 // The log decays of D channels (1: of the head) of one token, zero past the last real one
-template <int D, int KIND, typename GP, typename RP, typename BP>
-inline void prefill_decay(View<GP> g, View<RP> rate, View<BP> bias, float constant_, float floor_, device float* out,
-                          int64_t at, int b, int t, int hv, bool real, int lane) {
-  for (int d = lane; d < D; d += 32)
-    out[at * D + d] = real ? log_decay<KIND>(g, rate, bias, constant_, floor_, b, t, hv, d) : 0.0f;
+template <int D, typename GATES>
+inline void prefill_decay(GATES g, device float* out, int64_t at, int b, int t, int hv, bool real, int lane) {
+  for (int d = lane; d < D; d += 32) out[at * D + d] = real ? log_decay(g, b, t, hv, d) : 0.0f;
 }

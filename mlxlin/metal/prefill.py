@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlxlin.backend import mx
 
-from .decode import ACTIVATION, inputs
+from .decode import ACTIVATION, gates, inputs
 from .kernels import Outputs, launch, literal, view
 from .mixer import FusedSpec, Projected
 
@@ -84,10 +84,10 @@ def _body(spec: FusedSpec, arrays: dict[str, mx.array | None], outputs: Outputs)
         "const bool real = t < n;",
         "int vector = thread_position_in_grid.y;",
         f"if (vector < {H}) {{",
-        *branch("q", H, K, 0, spec.qk_activation, spec.unit, spec.scale),
+        *branch("q", H, K, 0, spec.q_activation, spec.unit, spec.scale),
         f"}} else if (vector < {H * (1 + n)}) {{",
         f"vector -= {H};",
-        *branch("k", n * H, K, keys, spec.qk_activation, spec.unit, 1.0),
+        *branch("k", n * H, K, keys, spec.k_activation, spec.unit, 1.0),
         "} else {",
         f"vector -= {H * (1 + n)};",
         *branch("v", n * HV, V, keys * (1 + n), spec.v_activation, False, 1.0),
@@ -98,10 +98,9 @@ def _body(spec: FusedSpec, arrays: dict[str, mx.array | None], outputs: Outputs)
             f"if (lane == 0) beta[token * {n * HV} + vector] = real ? {literal(spec.beta_factor)} * {beta} : 0.0f;"
         )
     if "g" in outputs:
-        kind = f"{K if spec.decay == 'channel' else 1}, {spec.decay_kind.upper()}"
+        width = K if spec.decay == "channel" else 1
         lines.append(
-            f"if (vector < {HV}) prefill_decay<{kind}>({seen('decay', 'rate', 'decay_bias')}, "
-            f"{literal(spec.decay_constant)}, {literal(spec.decay_floor)}, g, token * {HV} + vector, "
-            "b, t, vector, real, lane);"
+            f"if (vector < {HV}) prefill_decay<{width}>({gates(spec, seen)}, g, token * {HV} + vector, b, t, "
+            "vector, real, lane);"
         )
     return [*lines, "}"]

@@ -32,12 +32,12 @@ class Rotary:
             return mx.fast.rope(
                 x, spec.dims, traditional=spec.interleaved, base=base, scale=1.0, offset=self._positions
             )
-        cos, sin = self._turns(spec)
+        cos, sin = self.turns(spec)
         half = spec.dims // 2
         one, two, *rest = mx.split(x, [half] if spec.dims == x.shape[-1] else [half, spec.dims], axis=-1)
         return mx.concatenate([one * cos - two * sin, two * cos + one * sin, *rest], axis=-1)
 
-    def _turns(self, spec: RopeSpec) -> tuple[mx.array, mx.array]:
+    def turns(self, spec: RopeSpec) -> tuple[mx.array, mx.array]:
         """Cosines and sines, [B, 1, T, dims / 2] float32."""
         if spec not in self._angles:
             tokens = (self._positions[:, None] + mx.arange(self._length))[:, None, :, None]

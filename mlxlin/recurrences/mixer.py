@@ -14,7 +14,7 @@ from typing import Any
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal import decode as kernel
 from mlxlin.metal.layers import gated_norm
-from mlxlin.metal.mixer import Activation, FusedSpec, Mixed, Projected, longest, parts
+from mlxlin.metal.mixer import Activation, FusedSpec, Mixed, Projected, finishes, longest, parts
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import supports
 
@@ -43,7 +43,7 @@ def takes(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
     """Whether kernels run so many tokens of such a mixer here, and do it right."""
     fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE and tokens > 0 and batch > 0
     few = tokens <= longest(spec, batch)
-    if not on_metal() or not fits or (not few and spec.write == "low_rank"):
+    if not on_metal() or not fits or not (few or spec.prefills):
         return False
     sampled = min(2, longest(spec, batch)) if few else longest(spec, 1) + 20
     key = _key(spec, "decode" if few else "prefill", parts(spec, batch), dtype)
@@ -59,21 +59,21 @@ def _key(spec: FusedSpec, kernel: str, parts: int, dtype: mx.Dtype) -> str:
 
 def advance(spec: FusedSpec, x: Projected) -> Mixed:
     """A mixer over T tokens: by kernels where `takes` says so, else by `mix`."""
-    stream = x.streams[0]
-    return by_kernels(spec, x) if takes(spec, stream.shape[0], stream.shape[1], stream.dtype) else mix(spec, x)
+    (B, T, _), dtype = x.first.shape, x.first.dtype
+    return by_kernels(spec, x) if takes(spec, B, T, dtype) else mix(spec, x)
 
 
 def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
     """The kernels, whether or not they were checked on this machine."""
-    B, T, _ = x.streams[0].shape
+    B, T, _ = x.first.shape
     if T > longest(spec, B):
         ready = prefill(spec, x)
         gates: dict[str, Any] = {"g": ready.g, "beta": ready.beta, "state": x.S, "lengths": x.lengths}
         y, S = run(rule_of(spec), ready.q, ready.k, ready.v, **gates)
         assert isinstance(S, mx.array)
-        return Mixed(_finished(spec, x, y), S, ready.memory)
+        return Mixed(_finished(spec, x, y), S, memory=ready.memory)
     mixed = kernel.decode(spec, x)
-    return mixed if parts(spec, B) == 1 else replace(mixed, y=_finished(spec, x, mixed.y))
+    return mixed if finishes(spec, B) else replace(mixed, y=_finished(spec, x, mixed.y))
 
 
 def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
@@ -81,68 +81,111 @@ def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     if not spec.norm or x.norm is None:
         return finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
     B, T, HV, V = y.shape
-    z = gated_norm(y.reshape(B, T, HV * V), x.gate, x.norm, spec.eps, activation=spec.gate, groups=HV)
+    groups = spec.joint_groups or HV
+    z = gated_norm(
+        y.reshape(B, T, HV * V),
+        x.gate,
+        x.norm,
+        spec.eps,
+        activation=spec.gate,
+        groups=groups,
+        gate_first=spec.gate_first,
+    )
     return z.reshape(y.shape)
 
 
 def complaint(spec: FusedSpec, x: Projected) -> str:
     """What is wrong with the kernels' results for x; empty where nothing is."""
     found = by_kernels(spec, x)
-    exact, (B, T, _) = mix(spec, in_float32(x)), x.streams[0].shape
+    exact, (B, T, _) = mix(spec, in_float32(x)), x.first.shape
     # prefill rounds the inputs of the recurrence to the dtype of the projections, decode rounds none
     inputs = TOLERANCE[found.y.dtype if T > longest(spec, B) else mx.float32]
-    pairs = ((found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, inputs))
+    pairs = [(found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, inputs)]
+    if found.Z is not None and exact.Z is not None:
+        pairs.append((found.Z, exact.Z, inputs))
     wrong = [e for a, b, limit in pairs if not (e := relative_error(a, float64(b))) < limit]
     return f"results are off by {max(wrong):.1e}" if wrong else ""
 
 
 def in_float32(x: Projected) -> Projected:
     """The same numbers in projections that round nothing."""
-    q, k, v = (z.astype(mx.float32) for z in x.streams)
-    return replace(x, qkv=(q, k, v) if isinstance(x.qkv, tuple) else q)
+    wide = tuple(z.astype(mx.float32) for z in (x.qkv if isinstance(x.qkv, tuple) else (x.qkv,)))
+    return replace(x, qkv=wide if isinstance(x.qkv, tuple) else wide[0])
 
 
 def mix(spec: FusedSpec, x: Projected) -> Mixed:
     """Convolution, activations, unit norm, gates, recurrence, norm and output gate, computed in float32.
 
     Returns:
-        y [B, T, HV, V] in the dtype of the projections, the state, and the convolution's memory.
+        y [B, T, HV, V] in the dtype of the projections, the states, and the convolution's memory.
     """
     given, memory = arguments(spec, x)
     q, k, v = (given.pop(name) for name in "qkv")
-    gates: dict[str, Any] = {**given, "state": x.S, "lengths": x.lengths}
-    y, S = run(rule_of(spec), q, k, v, **gates)
-    assert isinstance(S, mx.array)
-    return Mixed(finish(spec, x, y).astype(x.streams[0].dtype), S, memory)
+    written = v if not spec.scales_values else v * _repeated(spec, time_step(spec, x))[..., None]
+    gates: dict[str, Any] = {**given, "lengths": x.lengths, "normalize": spec.normalize is not None}
+    y, after = run(rule_of(spec), q, k, written, state=x.S if x.Z is None else (x.S, x.Z), **gates)
+    S, Z = after if isinstance(after, tuple) else (after, None)
+    if x.skip is not None:
+        real = True if x.lengths is None else (mx.arange(y.shape[1]) < x.lengths[:, None])[:, :, None, None]
+        y = mx.where(real, y + x.skip * v, 0)
+    return Mixed(finish(spec, x, y).astype(x.first.dtype), S, Z, memory)
 
 
 def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.array | None]:
-    """What `run` takes, by name and in float32, and the convolution's memory."""
+    """What `run` takes, by name and in float32, and the convolution's memory; v as it is before a time step."""
     q, k, v, memory = _streams(spec, x)
     B, T = q.shape[:2]
-    n, H, HV = spec.substeps, spec.heads, spec.value_heads
-    q, k = (z.reshape(B, -1, H, spec.key_dim) for z in (q, k))
+    n = spec.substeps
+    g = log_decay(spec, x)
+    if spec.decay_kind == "forget":
+        assert g is not None
+        k = -mx.expm1(g).flatten(2)
+    q, k = (z.reshape(B, z.shape[1] * n_, -1, spec.key_dim) for z, n_ in ((q, 1), (k, n)))
+    if x.cos is not None and x.sin is not None:
+        q, k = (turned(z, x.cos, x.sin, spec.interleaved) for z in (q, k))
     if spec.unit:
         q, k = (z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6) for z in (q, k))
-    given = {"q": q * spec.scale, "k": k, "v": v.reshape(B, T * n, HV, spec.value_dim)}
-    g = log_decay(spec, x)
+    v = v.reshape(B, T * n, -1, spec.value_dim)
+    given = {"q": q * spec.scale, "k": _repeated(spec, k), "v": _repeated(spec, v)}
     if g is not None:
-        given["g"] = g
+        given["g"] = g if spec.decay_heads == spec.value_heads else _repeated(spec, g)
     if x.beta is not None:
         beta = _activated(spec.beta, x.beta.astype(mx.float32)) * spec.beta_factor
-        given["beta"] = beta.reshape(B, T * n, HV)
+        given["beta"] = beta.reshape(B, T * n, spec.value_heads)
     if x.a is not None and x.b is not None:
-        given |= {name: z.reshape(B, T, H, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
+        given |= {name: z.reshape(B, T, spec.heads, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
     return given, memory
 
 
+def _repeated(spec: FusedSpec, z: mx.array) -> mx.array:
+    """z [B, T, heads, ..] with every head as often as value heads share it."""
+    return z if spec.repeats == 1 else mx.repeat(z, spec.repeats, axis=2)
+
+
+def turned(x: mx.array, cos: mx.array, sin: mx.array, interleaved: bool) -> mx.array:
+    """x [B, T, H, K], its leading channels turned by the angles [B, T, dims / 2] of their tokens."""
+    half = cos.shape[-1]
+    c, s = cos[:, :, None], sin[:, :, None]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    one, two = (turning[..., ::2], turning[..., 1::2]) if interleaved else mx.split(turning, 2, axis=-1)
+    pairs = [one * c - two * s, two * c + one * s]
+    together = mx.stack(pairs, axis=-1).flatten(-2) if interleaved else mx.concatenate(pairs, axis=-1)
+    return mx.concatenate([together, rest], axis=-1)
+
+
 def finish(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
-    """The norm over each head of y [B, T, HV, V] and the output gate."""
+    """The norm over each head of y [B, T, HV, V], or over groups of all channels, and the output gate."""
+    gate = None if x.gate is None else _activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
+    if gate is not None and spec.gate_first:
+        y = y * gate
     if spec.norm:
-        y = mx.fast.rms_norm(y, None if x.norm is None else x.norm.astype(y.dtype), spec.eps)
-    if x.gate is not None:
-        y = y * _activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
-    return y
+        groups = spec.joint_groups or spec.value_heads
+        z = mx.fast.rms_norm(y.reshape(*y.shape[:2], groups, -1), None, spec.eps)
+        weight = None if x.norm is None else x.norm.astype(y.dtype)
+        y = z.reshape(y.shape)
+        if weight is not None:
+            y = y * (weight.reshape(y.shape[2:]) if spec.joint_groups else weight)
+    return y if gate is None or spec.gate_first else y * gate
 
 
 def log_decay(spec: FusedSpec, x: Projected) -> mx.array | None:
@@ -150,30 +193,41 @@ def log_decay(spec: FusedSpec, x: Projected) -> mx.array | None:
     if x.decay is None:
         return None
     g = x.decay.astype(mx.float32)
-    g = g if spec.decay == "head" else g.reshape(*g.shape[:2], spec.value_heads, spec.key_dim)
+    g = g if spec.decay == "head" else g.reshape(*g.shape[:2], -1, spec.key_dim)
     if spec.decay_kind == "logsigmoid":
         return mx.maximum(-mx.logaddexp(-g, 0.0) / spec.decay_constant, spec.decay_floor)
+    if spec.decay_kind == "forget":
+        assert x.decay_bias is not None
+        return mx.logaddexp(mx.log(x.decay_bias), mx.log1p(-x.decay_bias) - mx.logaddexp(-g, 0.0))
     if x.rate is None or x.decay_bias is None:
         return g
     rate = x.rate if spec.decay == "head" else x.rate[:, None]
     shifted = g + x.decay_bias.reshape(g.shape[2:])
     if spec.decay_kind == "softplus":
-        return rate * mx.logaddexp(shifted, 0.0)
+        return rate * time_step(spec, x).reshape(g.shape)
     return spec.decay_constant * mx.sigmoid(rate * shifted)
+
+
+def time_step(spec: FusedSpec, x: Projected) -> mx.array:
+    """dt of a softplus decay, in the shape of its projection."""
+    assert x.decay is not None and x.decay_bias is not None
+    dt = mx.logaddexp(x.decay.astype(mx.float32) + x.decay_bias.flatten(), 0.0)
+    return mx.clip(dt, spec.shortest, spec.longest)
 
 
 def _streams(spec: FusedSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
     """q, k and v [B, T, heads and sub-tokens and channels] in float32 behind the convolution, and its new memory."""
     memory = None
     if isinstance(x.qkv, tuple):
-        q, k, v = (z.astype(mx.float32) for z in x.qkv)
+        q, k, v = (x.qkv[i].astype(mx.float32) for i in (0, min(1, len(x.qkv) - 2), -1))
     else:
         qkv, memory = (x.qkv, None) if x.weight is None else convolve(x)
-        keys = spec.heads * spec.key_dim
-        q, k, v = mx.split(qkv.astype(mx.float32), [keys, keys * (1 + spec.substeps)], axis=-1)
+        queries = spec.heads * spec.key_dim
+        keys = queries * spec.substeps // spec.repeats
+        q, k, v = mx.split(qkv.astype(mx.float32), [queries, queries + keys], axis=-1)
     return (
-        _activated(spec.qk_activation, q),
-        _activated(spec.qk_activation, k),
+        _activated(spec.q_activation, q),
+        _activated(spec.k_activation, k),
         _activated(spec.v_activation, v),
         memory,
     )
@@ -195,4 +249,8 @@ def convolve(x: Projected) -> tuple[mx.array, mx.array]:
 def _activated(kind: Activation, x: mx.array) -> mx.array:
     if kind == "none":
         return x
+    if kind == "relu":
+        return mx.maximum(x, 0)
+    if kind == "elu":
+        return mx.where(x > 0, x + 1, mx.exp(mx.minimum(x, 0)))
     return x * mx.sigmoid(x) if kind == "silu" else mx.sigmoid(x)

@@ -74,31 +74,42 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
         return mx.array(rng.normal(size=shape).astype(np.float32)).astype(kind)
 
     given: dict[str, Any] = {"qkv": normal(batch, tokens, spec.width), "S": normal(batch, HV, V, K, kind=mx.float32)}
+    queries, projected = K * spec.heads, HV // spec.repeats
+    if spec.apart:
+        keys = [] if spec.decay_kind == "forget" else [spec.substeps * queries // spec.repeats]
+        widths = [queries, *keys, spec.substeps * projected * V]
+        given["qkv"] = tuple(normal(batch, tokens, width) for width in widths)
+    if spec.normalize is not None:  # sums of keys that are not negative
+        q, k, v = (normal(batch, tokens, n) for n in (queries, queries // spec.repeats, projected * V))
+        given |= {"qkv": (mx.abs(q), mx.abs(k), v), "Z": mx.abs(normal(batch, HV, K, kind=mx.float32))}
+    if spec.rotary:
+        angles = normal(batch, tokens, spec.rotary // 2, kind=mx.float32)
+        given |= {"cos": mx.cos(angles), "sin": mx.sin(angles)}
+    if spec.skip:
+        given["skip"] = normal(HV, 1, kind=mx.float32)
     if spec.write == "low_rank":
         unit = rng.normal(size=(batch, tokens, spec.heads, K))
         unit = (unit / np.linalg.norm(unit, axis=-1, keepdims=True)).reshape(batch, tokens, -1)
         a, b = (mx.array(z.astype(np.float32)).astype(dtype) for z in (-unit, unit * rng.uniform(0, 1, unit.shape)))
-        given |= {
-            "qkv": tuple(normal(batch, tokens, n) for n in (K * spec.heads, K * spec.heads, V * HV)),
-            "a": a,
-            "b": b,
-        }
+        given |= {"a": a, "b": b}
     if spec.taps:
         given |= {"weight": normal(spec.taps, spec.width), "memory": normal(batch, spec.taps - 1, spec.width)}
     if spec.decay != "none":
-        width = HV * (K if spec.decay == "channel" else 1)
+        width = spec.decay_heads * (K if spec.decay == "channel" else 1)
         x = normal(batch, tokens, width)
         given["decay"] = -mx.exp(x.astype(mx.float32)) if spec.decay_kind == "given" else x
         if spec.decay_kind in ("softplus", "sigmoid"):
-            rate = mx.exp(normal(HV, kind=mx.float32))
+            rate = mx.exp(normal(spec.decay_heads, kind=mx.float32))
             given |= {
                 "rate": -rate if spec.decay_kind == "softplus" else rate,
                 "decay_bias": normal(width, kind=mx.float32),
             }
+        if spec.decay_kind == "forget":
+            given["decay_bias"] = mx.sigmoid(normal(projected, K, kind=mx.float32))
     if spec.write == "delta":
         given["beta"] = normal(batch, tokens, spec.substeps * HV)
     if spec.norm:
-        given["norm"] = normal(V)
+        given["norm"] = normal(HV * V if spec.joint_groups else V)
     if spec.gate != "none":
         given["gate"] = normal(batch, tokens, HV * V)
     if tokens > 1:

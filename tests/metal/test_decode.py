@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode, replay
-from mlxlin.metal.mixer import FusedSpec, Mixed, Projected, longest, parts
+from mlxlin.metal.mixer import FusedSpec, Mixed, Projected, finishes, longest
 from mlxlin.recurrences.mixer import finish, in_float32, mix
+from mlxlin.recurrences.samples import sample_mixer
 from tests.msl import last_report
 
 from .cases import TOLERANCE, error, float64
@@ -19,7 +19,8 @@ from .cases import TOLERANCE, error, float64
 DELTA_NET: dict[str, Any] = {
     "write": "delta",
     "taps": 4,
-    "qk_activation": "silu",
+    "q_activation": "silu",
+    "k_activation": "silu",
     "v_activation": "silu",
     "unit": True,
     "beta": "sigmoid",
@@ -45,9 +46,44 @@ SPECS = {
         4, 4, 256, 512, "add", "channel", decay_kind="logsigmoid", decay_constant=16.0, norm=True, eps=1e-5, gate="silu"
     ),
     "retention": FusedSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
-    "linear": FusedSpec(16, 16, 192, 32, "add", "none", qk_activation="silu"),
-    "low_rank-head": FusedSpec(16, 16, 32, 32, "low_rank", "head"),
-    "low_rank": FusedSpec(16, 16, 64, 64, "low_rank", "channel"),
+    "linear": FusedSpec(16, 16, 192, 32, "add", "none", q_activation="silu", k_activation="silu"),
+    "mamba2": FusedSpec(
+        2,
+        16,
+        128,
+        64,
+        "add",
+        "head",
+        taps=4,
+        q_activation="silu",
+        k_activation="silu",
+        v_activation="silu",
+        decay_kind="softplus",
+        shortest=0.01,
+        longest=1.0,
+        scales_values=True,
+        skip=True,
+        norm=True,
+        joint_groups=2,
+        eps=1e-5,
+        gate="silu",
+        gate_first=True,
+    ),
+    "mamba2-normless": FusedSpec(
+        1, 16, 64, 32, "add", "head", decay_kind="softplus", scales_values=True, skip=True, gate="silu"
+    ),
+    "retention-grouped": FusedSpec(
+        16, 16, 64, 64, "add", "head", repeats=4, rotary=64, scale=0.125, norm=True, eps=1e-6, gate="silu"
+    ),
+    "rotated-pairs": FusedSpec(16, 16, 64, 32, "add", "head", rotary=32, interleaved=True, apart=True),
+    "normalised": FusedSpec(16, 16, 32, 32, "add", "none", q_activation="elu", k_activation="elu", normalize=1e-6),
+    "normalised-apart": FusedSpec(8, 16, 64, 64, "add", "none", apart=True, normalize=1e-6, norm=True, eps=1e-5),
+    "forgetting": FusedSpec(
+        4, 4, 32, 64, "add", "channel", q_activation="silu", decay_kind="forget", apart=True, norm=True, eps=1e-6
+    ),
+    "relu": FusedSpec(16, 16, 32, 32, "delta", "none", q_activation="relu", k_activation="relu", beta_factor=0.5),
+    "low_rank-head": FusedSpec(16, 16, 32, 32, "low_rank", "head", apart=True),
+    "low_rank": FusedSpec(16, 16, 64, 64, "low_rank", "channel", apart=True),
 }
 
 
@@ -66,46 +102,20 @@ class Call:
         return f"{self.name}-T{self.T}-B{self.B}-{str(self.dtype).removeprefix('mlx.core.')}"
 
     def projected(self) -> tuple[FusedSpec, Projected]:
-        spec, rng, B, T = SPECS[self.name], np.random.default_rng(7), self.B, self.T
-        H, HV, K, V, n = spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps
+        spec = SPECS[self.name]
+        x = sample_mixer(spec, self.B, self.T, self.dtype)
+        lengths = None if self.lengths is None else mx.array(self.lengths, dtype=mx.int32)
+        bias = mx.random.normal((spec.width,), key=mx.random.key(7)).astype(self.dtype) if spec.taps == 3 else None
+        x = replace(x, lengths=lengths, bias=bias)
+        if self.strided:
+            found = {f.name: z for f in fields(x) if (z := getattr(x, f.name)) is not None}
+            x = Projected(**{name: _spread(z) for name, z in found.items()})
+        return spec, x
 
-        def normal(*shape: int, dtype: mx.Dtype = self.dtype) -> mx.array:
-            x = mx.array(rng.normal(size=shape).astype(np.float32)).astype(dtype)
-            return mx.stack([x, x], axis=-1)[..., 1] if self.strided else x
 
-        given: dict[str, Any] = {"S": normal(B, HV, V, K, dtype=mx.float32)}
-        given["qkv"] = normal(B, T, spec.width)
-        if spec.write == "low_rank":
-            unit = rng.normal(size=(B, T, H, K))
-            unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
-            rates = rng.uniform(0, 1, unit.shape)
-            a, b = (
-                mx.array(z.reshape(B, T, H * K).astype(np.float32)).astype(self.dtype) for z in (-unit, unit * rates)
-            )
-            given |= {"qkv": tuple(normal(B, T, H * K) for _ in range(3)), "a": a, "b": b}
-        if spec.taps:
-            given |= {"weight": normal(spec.taps, spec.width) * 0.5, "memory": normal(B, spec.taps - 1, spec.width)}
-            given["bias"] = normal(spec.width) if spec.taps == 3 else None
-        if spec.decay != "none":
-            width = HV * (K if spec.decay == "channel" else 1)
-            given["decay"] = normal(B, T, width)
-            if spec.decay_kind == "given":
-                given["decay"] = -mx.exp(given["decay"].astype(mx.float32))
-            if spec.decay_kind in ("softplus", "sigmoid"):
-                sign = -1.0 if spec.decay_kind == "softplus" else 1.0
-                given |= {
-                    "rate": sign * mx.exp(normal(HV, dtype=mx.float32)),
-                    "decay_bias": normal(width, dtype=mx.float32),
-                }
-        if spec.write == "delta":
-            given["beta"] = normal(B, T, n * HV)
-        if spec.norm:
-            given["norm"] = normal(V)
-        if spec.gate != "none":
-            given["gate"] = normal(B, T, HV * V)
-        if self.lengths is not None:
-            given["lengths"] = mx.array(self.lengths, dtype=mx.int32)
-        return spec, Projected(**given)
+def _spread(x: Any) -> Any:
+    """The same numbers, every other element of the last axis in use."""
+    return tuple(map(_spread, x)) if isinstance(x, tuple) else mx.stack([x, x], axis=-1)[..., 1]
 
 
 CALLS = [
@@ -118,6 +128,14 @@ CALLS = [
     Call("gla", T=1, dtype=mx.bfloat16),
     Call("retention", T=2, B=3),
     Call("linear", T=1),
+    Call("mamba2", T=3, B=2, lengths=(3, 1), dtype=mx.bfloat16),
+    Call("mamba2-normless", T=2, strided=True),
+    Call("retention-grouped", T=3, B=2, lengths=(1, 3), strided=True),
+    Call("rotated-pairs", T=2, dtype=mx.float16),
+    Call("normalised", T=3, B=2, lengths=(2, 0)),
+    Call("normalised-apart", T=2, strided=True, dtype=mx.bfloat16),
+    Call("forgetting", T=4, B=2, lengths=(4, 3), strided=True),
+    Call("relu", T=2),
     Call("low_rank", T=6, strided=True),
     Call("low_rank-head", T=2),
 ]
@@ -126,10 +144,12 @@ CALLS = [
 def assert_equal_mixed(spec: FusedSpec, x: Projected, found: Mixed) -> None:
     """At the tolerance of the dtype, against the twin in float32."""
     y, expected = found.y, mix(spec, in_float32(x))
-    if parts(spec, y.shape[0]) > 1:
+    if not finishes(spec, y.shape[0]):
         y = finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
     assert error(y, float64(expected.y)) < TOLERANCE[y.dtype]
     assert error(found.S, float64(expected.S)) < TOLERANCE[mx.float32]
+    if expected.Z is not None:
+        assert found.Z is not None and error(found.Z, float64(expected.Z)) < TOLERANCE[mx.float32]
     if expected.memory is not None:
         assert found.memory is not None
         assert mx.array_equal(found.memory.astype(mx.float32), expected.memory.astype(mx.float32))
@@ -141,7 +161,9 @@ def test_decode_equals_operations(call: Call) -> None:
     assert_equal_mixed(spec, x, decode(spec, x))
 
 
-@pytest.mark.parametrize("name", ["gated_delta_net-split", "delta_product", "kda-bounded", "low_rank"])
+@pytest.mark.parametrize(
+    "name", ["gated_delta_net-split", "delta_product", "kda-bounded", "retention-grouped", "low_rank"]
+)
 def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -> None:
     T = 5
     spec, x = Call(name, T=T, B=2).projected()

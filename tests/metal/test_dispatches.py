@@ -30,7 +30,7 @@ def arrays_of(x: Projected) -> dict[str, mx.array]:
 
 def decode_counts(spec: FusedSpec, tokens: int) -> Counter[str]:
     x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
-    mx.eval(*x.streams)
+    mx.eval(x.qkv)
     given = arrays_of(x)
 
     def call(*arrays: mx.array) -> list[mx.array]:

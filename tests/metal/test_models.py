@@ -11,10 +11,9 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.models import Model
 from mlxlin.models import moe as moe_module
-from mlxlin.models.mixers.fused import fused_spec
 from mlxlin.models.moe import Moe, moe_parameters
 from mlxlin.models.params import Params
-from mlxlin.models.spec import DecaySpec, LinearSpec, MoeSpec, NormSpec, OutputSpec
+from mlxlin.models.spec import MoeSpec
 from mlxlin.recurrences import kernels, mixer, probe
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
@@ -71,22 +70,3 @@ def test_experts_are_chosen_by_one_kernel(groups: int, monkeypatch: pytest.Monke
     assert moe._complaint() == ""
     assert {launch.name for launch in launches_of(lambda: moe(x))} == {"router_topk"}
     assert float(mx.abs(moe(x) - plain).max()) < 1e-5 * float(mx.abs(plain).max())
-
-
-def test_mixers_with_parts_the_kernel_lacks_are_not_fused() -> None:
-    norm = OutputSpec(NormSpec(1e-6))
-    plain = LinearSpec("linear", 2, 2, 32, 32, 1.0, norm)
-    assert fused_spec(plain) is not None
-    for change in (
-        {"features": "elu"},
-        {"kv_heads": 1},
-        {"normalize": True},
-        {"qk_norm": "sum"},
-        {"simplex_q": True},
-        {"output": OutputSpec(NormSpec(1e-6, "layer"))},
-        {"output": OutputSpec(NormSpec(1e-6, affine=False))},
-    ):
-        assert fused_spec(LinearSpec(**{**vars(plain), **change})) is None
-    bounded = LinearSpec("kda", 2, 2, 32, 32, 1.0, norm, decay=DecaySpec("sigmoid", vector=True, bound=-5.0), beta=2.0)
-    fused = fused_spec(bounded)
-    assert fused is not None and (fused.decay_constant, fused.beta_factor) == (-5.0, 2.0)

@@ -1,51 +1,122 @@
-"""Which mixers the kernels can run, said in their words."""
+"""How much of a mixer the kernels run, said in their words."""
 
 from __future__ import annotations
 
-from mlxlin.metal.mixer import FusedSpec
-from mlxlin.models.spec import DecaySpec, LinearSpec
+from dataclasses import dataclass
+from typing import Any
+
+from mlxlin.metal.mixer import Activation, FusedSpec
+from mlxlin.models.mixers.features import feature_dim
+from mlxlin.models.spec import FIXED_DECAYS, DecaySpec, LinearSpec, OutputSpec
 from mlxlin.recurrences import RULES
+from mlxlin.recurrences.reference import NORMALIZER_EPS
+
+_POINTWISE: dict[str, tuple[Activation, Activation]] = {
+    "silu": ("silu", "silu"),
+    "silu_q": ("silu", "none"),
+    "relu": ("relu", "relu"),
+    "elu": ("elu", "elu"),
+}  # of q and of k
 
 
-def fused_spec(spec: LinearSpec) -> FusedSpec | None:
-    """The mixer between its projections and its output projection; None where it has a part the kernels lack."""
-    norm, decay = spec.output.norm, spec.decay
-    plain = spec.features == "none" and spec.rope is None and spec.kv_heads in (0, spec.heads)
-    plain = plain and not spec.normalize and spec.qk_norm in ("none", "l2") and not (spec.simplex_q or spec.simplex_k)
-    given_beta = spec.beta is not None and not spec.beta_projection
-    other_norm = norm is not None and (norm.kind != "rms" or not norm.affine or spec.output.joint)
-    steps = decay is not None and (decay.scales_values or decay.shortest > 0.0 or decay.longest is not None)
-    other_parts = steps or RULES[spec.rule].reader or spec.skip != "none" or spec.output.gate_first
-    kind = "given" if decay is None else decay.kind
-    if kind == "retention" or kind == "geometric" or kind == "alibi":
-        kind = "given"
-    if not plain or given_beta or other_norm or other_parts or kind == "forget":
+@dataclass(frozen=True)
+class Fusion:
+    """A mixer between its projections and its output projection, as far as one kernel runs it.
+
+    Attributes:
+        spec: what the kernel does.
+        ready: q, k, v and the decay are made before it, by other operations.
+        finished: norm and gate are the kernel's, or a second one's where the norm crosses heads; else operations'.
+    """
+
+    spec: FusedSpec
+    ready: bool
+    finished: bool
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """What is left to other operations, for people."""
+        parts = [(self.ready, "queries and keys"), (not self.finished, "norm and gate")]
+        return tuple(text for left, text in parts if left)
+
+
+def fusion(spec: LinearSpec) -> Fusion | None:
+    """How the kernels run a mixer; None where they do not know its recurrence."""
+    rule = RULES[spec.rule]
+    if rule.reader:
         return None
-    return FusedSpec(
+    ready, finished = _ready(spec), _finished(spec.output)
+    if ready and (spec.skip != "none" or (spec.decay is not None and spec.decay.scales_values)):
+        return None
+    parts: dict[str, Any] = {"apart": True, "v_activation": "none"} if ready else _inputs(spec)
+    fused = FusedSpec(
         spec.heads,
         spec.value_heads,
-        spec.key_dim,
+        feature_dim(spec),
         spec.value_dim,
-        write=RULES[spec.rule].write,
-        decay="none" if decay is None else "channel" if decay.vector else "head",
+        write=rule.write,
+        decay="none" if spec.decay is None else "channel" if spec.decay.vector else "head",
         substeps=spec.steps,
-        taps=spec.conv,
-        qk_activation=spec.qk_activation,
-        v_activation=spec.v_activation,
-        unit=spec.qk_norm == "l2",
-        scale=spec.scale,
-        decay_kind=kind,
-        decay_constant=_constant(decay),
-        decay_floor=-float("inf") if decay is None or decay.floor is None else decay.floor,
-        beta="none" if spec.beta is None else "sigmoid",
+        beta="sigmoid" if spec.beta is not None and spec.beta_projection else "none",
         beta_factor=spec.beta or 1.0,
-        norm=norm is not None,
-        eps=norm.eps if norm is not None else 0.0,
-        gate=spec.output.gate,
+        normalize=NORMALIZER_EPS if spec.normalize else None,
+        skip=spec.skip != "none",
+        **parts,
+        **(_output(spec.output) if finished else {}),
     )
+    return Fusion(fused, ready, finished)
 
 
-def _constant(decay: DecaySpec | None) -> float:
-    if decay is None:
-        return 1.0
-    return decay.bound if decay.kind == "sigmoid" else decay.divisor
+def _ready(spec: LinearSpec) -> bool:
+    """Whether queries and keys have a part that the kernels lack."""
+    mapped = spec.features not in ("none", *_POINTWISE)
+    mapped = mapped or (spec.features != "none" and spec.qk_activation != "none")
+    normed = spec.qk_norm not in ("none", "l2") or spec.simplex_q or spec.simplex_k
+    forgets = spec.decay is not None and spec.decay.kind == "forget"
+    return mapped or normed or (forgets and (spec.conv > 0 or spec.kv_heads not in (0, spec.heads)))
+
+
+def _finished(output: OutputSpec) -> bool:
+    """Whether there are kernels for norm and gate."""
+    norm = output.norm
+    return norm is None or (norm.kind == "rms" and output.gate_first <= output.joint)
+
+
+def _inputs(spec: LinearSpec) -> dict[str, Any]:
+    """What precedes the recurrence."""
+    decay = spec.decay
+    q_map, k_map = _POINTWISE.get(spec.features, (spec.qk_activation, spec.qk_activation))
+    return {
+        "apart": decay is not None and decay.kind == "forget",
+        "repeats": spec.heads // (spec.kv_heads or spec.heads),
+        "taps": spec.conv,
+        "q_activation": q_map,
+        "k_activation": k_map,
+        "v_activation": spec.v_activation,
+        "rotary": spec.rope.dims if spec.rope is not None else 0,
+        "interleaved": spec.rope is not None and spec.rope.interleaved,
+        "unit": spec.qk_norm == "l2",
+        "scale": spec.scale,
+        **({} if decay is None else _decay(decay)),
+    }
+
+
+def _decay(decay: DecaySpec) -> dict[str, Any]:
+    return {
+        "decay_kind": "given" if decay.kind in FIXED_DECAYS else decay.kind,
+        "decay_constant": decay.bound if decay.kind == "sigmoid" else decay.divisor,
+        "decay_floor": -float("inf") if decay.floor is None else decay.floor,
+        "shortest": decay.shortest,
+        "longest": float("inf") if decay.longest is None else decay.longest,
+        "scales_values": decay.scales_values,
+    }
+
+
+def _output(output: OutputSpec) -> dict[str, Any]:
+    return {
+        "norm": output.norm is not None,
+        "joint_groups": output.groups if output.joint and output.norm is not None else 0,
+        "eps": 0.0 if output.norm is None else output.norm.eps,
+        "gate": output.gate,
+        "gate_first": output.gate_first and output.norm is not None,
+    }

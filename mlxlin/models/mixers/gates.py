@@ -71,7 +71,9 @@ class Decay:
         if x is None:
             return {"decay": self.fixed(batch, length)}
         found = {"decay": x if self._outer is None else self._outer(x)}
-        if self._spec.kind != "logsigmoid":
+        if self._spec.kind == "forget":
+            found["decay_bias"] = mx.broadcast_to(self._bound, self._shape)
+        elif self._spec.kind != "logsigmoid":
             found |= {"rate": self._rate.reshape(-1), "decay_bias": self._bias}
         return found
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import FusedSpec, Projected
+from mlxlin.metal.mixer import Projected
 from mlxlin.models.activations import sigmoid, silu
 from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.convolution import short_convolution
@@ -17,7 +19,7 @@ from mlxlin.models.mixers.features import (
     simplex,
     unit_sum,
 )
-from mlxlin.models.mixers.fused import fused_spec
+from mlxlin.models.mixers.fused import Fusion, fusion
 from mlxlin.models.mixers.gates import Decay, decay_parameters
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.norms import Norm, UnitVectors
@@ -95,12 +97,27 @@ def _output_parameters(spec: LinearSpec, width: int, value_width: int) -> Table:
     return table
 
 
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """Arguments of the recurrence: q, k, v, the log decay, what is written of v, what reads if that is not k; and what
+    is already known of the new state."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    g: mx.array | None
+    written: mx.array
+    reader: mx.array | None
+    new: dict[str, mx.array]
+
+
 class LinearMixer:
     """One layer of the linear-attention family; its state is `S` [B, HV, V, K] float32, `Z`, and `conv`."""
 
     def __init__(self, spec: LinearSpec, params: Params, dtype: mx.Dtype) -> None:
         self._spec = spec
-        self._fused = fused_spec(spec)
+        self._fusion = fusion(spec)
+        self._one = params.made(mx.ones((1, 1, 1)))
         self._dtype = dtype
         self._project = Projections(params, _inputs(spec))
         self._conv = params.take("conv.weight") if spec.conv else None
@@ -138,29 +155,20 @@ class LinearMixer:
 
     def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
         """x [B, T, D] -> y [B, T, D] and the state after the last real token of each row."""
-        spec, old = self._spec, recurrent(state)
-        new: dict[str, mx.array] = {}
+        spec, old, fused = self._spec, recurrent(state), self._fusion
         projected = dict(zip(_inputs(spec), self._project(x), strict=True))
-        if self._fused is not None and recurrences.mixer.takes(self._fused, x.shape[0], x.shape[1], x.dtype):
-            return self._by_kernels(self._fused, projected, old, step.lengths)
-        qkv = projected["qkv"]
-        if _forgets(spec):
-            qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
-        if self._conv is not None:
-            qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
-        q, k, v, reader = self._queries_keys_values(qkv, step)
-        g, written = self._log_decay(k if _forgets(spec) else projected.get("decay"), v)
-        if _forgets(spec):
-            assert g is not None
-            k = -mx.expm1(g).astype(k.dtype)
+        if fused is not None and recurrences.mixer.takes(fused.spec, x.shape[0], x.shape[1], x.dtype):
+            return self._by_kernels(fused, projected, old, step)
+        ready = self._made_ready(projected, old, step)
+        new, v = ready.new, ready.v
         y, after = recurrences.run(
             spec.rule,
-            q,
-            k,
-            written,
-            g=g,
+            ready.q,
+            ready.k,
+            ready.written,
+            g=ready.g,
             beta=self._beta(projected.get("beta"), *x.shape[:2]),
-            a=reader,
+            a=ready.reader,
             state=(old["S"], old["Z"]) if spec.normalize else old["S"],
             lengths=step.lengths,
             normalize=spec.normalize,
@@ -170,28 +178,58 @@ class LinearMixer:
             y = y + self._skip * v
         return self._out(self._gated(y, projected.get("gate"))), new
 
+    def _made_ready(self, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step) -> _Ready:
+        """The arguments of the recurrence."""
+        new: dict[str, mx.array] = {}
+        qkv, forgets = projected["qkv"], _forgets(self._spec)
+        if forgets:
+            qkv = mx.concatenate([qkv, projected["decay"]], axis=-1)
+        if self._conv is not None:
+            qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, self._conv_bias, step.lengths)
+        q, k, v, reader = self._queries_keys_values(qkv, step)
+        g, written = self._log_decay(k if forgets else projected.get("decay"), v)
+        if forgets:
+            assert g is not None
+            k = -mx.expm1(g).astype(k.dtype)
+        return _Ready(q, k, v, g, written, reader, new)
+
     def _by_kernels(
-        self, fused: FusedSpec, projected: dict[str, mx.array], old: Mapping[str, mx.array], lengths: mx.array | None
+        self, fused: Fusion, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step
     ) -> tuple[mx.array, LayerState]:
-        """All that stands between the projections in one kernel for a few tokens, in four for many."""
+        """All that stands between the projections, as far as `fused` says in one kernel, or four for many tokens."""
         gate, (batch, length, _) = projected.get("gate"), projected["qkv"].shape
-        mixed = recurrences.mixer.advance(
-            fused,
-            Projected(
-                projected["qkv"],
-                old["S"],
-                memory=old.get("conv"),
-                weight=self._conv,
-                bias=self._conv_bias,
-                beta=projected.get("beta"),
-                gate=gate if gate is None or self._gate_out is None else self._gate_out(gate),
-                norm=None if self._norm is None else self._norm.weight,
-                lengths=lengths,
-                **({} if self._decay is None else self._decay.parts(projected.get("decay"), batch, length)),
-            ),
-        )
-        new = {"S": mixed.S} if mixed.memory is None else {"S": mixed.S, "conv": mixed.memory}
-        return self._out(mixed.y.reshape(batch, length, -1)), new
+        given: dict[str, Any] = {"lengths": step.lengths, "Z": old.get("Z"), "skip": self._skip}
+        new: dict[str, mx.array] = {}
+        if fused.ready:
+            ready = self._made_ready(projected, old, step)
+            given["qkv"] = tuple(z.reshape(batch, length, -1) for z in (ready.q, ready.k, ready.v))
+            given["decay"] = None if ready.g is None else ready.g.reshape(batch, length, -1)
+            new = ready.new
+        else:
+            given |= self._unready(projected, old, step)
+        if self._spec.beta is not None:
+            ones = mx.broadcast_to(self._one, (batch, length, self._spec.value_heads * self._spec.steps))
+            given["beta"] = projected.get("beta", ones)
+        if fused.finished:
+            given["gate"] = gate if gate is None or self._gate_out is None else self._gate_out(gate)
+            given["norm"] = None if self._norm is None else self._norm.weight
+        mixed = recurrences.mixer.advance(fused.spec, Projected(S=old["S"], **given))
+        made = {"S": mixed.S, "Z": mixed.Z, "conv": mixed.memory}
+        new |= {name: array for name, array in made.items() if array is not None}
+        y = mixed.y if fused.finished else self._gated(mixed.y, gate)
+        return self._out(y.reshape(batch, length, -1)), new
+
+    def _unready(self, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step) -> dict[str, Any]:
+        """What a kernel makes the arguments of the recurrence of, by the names of `Projected`."""
+        spec, qkv = self._spec, projected["qkv"]
+        given: dict[str, Any] = {"qkv": qkv, "memory": old.get("conv"), "weight": self._conv, "bias": self._conv_bias}
+        if _forgets(spec):
+            given["qkv"] = tuple(mx.split(qkv, [_widths(spec)[0]], axis=-1))
+        if self._decay is not None:
+            given |= self._decay.parts(projected.get("decay"), *qkv.shape[:2])
+        if spec.rope is not None:
+            given["cos"], given["sin"] = (angles.squeeze(1) for angles in step.rotate.turns(spec.rope))
+        return given
 
     def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V] and what reads, if that is not k."""

@@ -1,0 +1,139 @@
+"""Recurrent mixers of every kind decode by the kernel as they do by operations, and say what is left outside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from mlxlin import recurrences
+from mlxlin.backend import mx
+from mlxlin.models.mixers.fused import fusion
+from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
+from mlxlin.models.mixers.step import Step
+from mlxlin.models.params import Params
+from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec, RopeSpec
+from mlxlin.recurrences import mixer
+
+from .measure import launches_of
+
+WIDTH = 48
+NORM = NormSpec(1e-6)
+GATED = OutputSpec(NORM, "silu")
+JOINT = OutputSpec(NORM, "sigmoid", joint=True, groups=2)
+PLAIN = LinearSpec("linear", 2, 4, 32, 32, 1.0, OutputSpec(NORM))
+
+
+def retention(**changes: Any) -> LinearSpec:
+    decay = DecaySpec("retention")
+    return replace(PLAIN, rule="decay", heads=4, scale=0.2, decay=decay, rope=RopeSpec(32), output=GATED, **changes)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A mixer, its dispatches beside `decode`, and what is left to operations."""
+
+    spec: LinearSpec
+    after: tuple[str, ...] = ("gated_norm",)  # few heads are split over threadgroups, so the norm is apart
+    outside: tuple[str, ...] = ()
+
+
+KEYS, ENDING = ("queries and keys",), ("norm and gate",)
+FORGET = DecaySpec("forget", vector=True, bounds=3, layer=2)
+STEPS = DecaySpec("softplus", scales_values=True, shortest=0.01, longest=0.5)
+MAMBA = OutputSpec(NORM, "silu", joint=True, groups=2, gate_first=True)
+MIXERS = {
+    "linear": Expected(PLAIN),
+    "linear, elu and normaliser": Expected(replace(PLAIN, features="elu", normalize=True)),
+    "linear, learned map": Expected(replace(PLAIN, features="hedgehog", normalize=True), outside=KEYS),
+    "linear, simplex": Expected(replace(PLAIN, features="relu", simplex_q=True, simplex_k=True), outside=KEYS),
+    "retention": Expected(retention()),
+    "retention, grouped heads": Expected(retention(kv_heads=2)),
+    "retention, layer norm": Expected(
+        replace(retention(), output=OutputSpec(NormSpec(1e-5, "layer"), "silu")), (), outside=ENDING
+    ),
+    "lightning": Expected(
+        replace(PLAIN, rule="decay", features="silu", v_activation="silu", decay=DecaySpec("geometric"), output=JOINT)
+    ),
+    "lightning, normed and rotated": Expected(
+        replace(retention(), qk_norm="rms", decay=DecaySpec("alibi"), output=JOINT), outside=KEYS
+    ),
+    "gla, grouped heads": Expected(
+        replace(
+            PLAIN,
+            rule="gated",
+            heads=4,
+            kv_heads=2,
+            decay=DecaySpec("logsigmoid", vector=True, rank=8, divisor=16.0),
+            output=OutputSpec(NormSpec(1e-6, affine=False), "silu"),
+        ),
+        (),
+    ),
+    "hgrn2": Expected(replace(PLAIN, rule="gated", value_heads=2, features="silu_q", decay=FORGET, output=JOINT)),
+    "hgrn2, convolution": Expected(
+        replace(PLAIN, rule="gated", value_heads=2, conv=4, decay=FORGET, output=OutputSpec(NORM)), outside=KEYS
+    ),
+    "delta, fixed beta": Expected(
+        replace(PLAIN, rule="delta", qk_norm="sum", beta=0.5, beta_projection=False), outside=KEYS
+    ),
+    "mamba2": Expected(
+        replace(
+            PLAIN,
+            rule="decay",
+            value_heads=16,
+            conv=4,
+            conv_bias=True,
+            qk_activation="silu",
+            v_activation="silu",
+            decay=STEPS,
+            skip="head",
+            output=MAMBA,
+        )
+    ),
+    "mamba2, normless": Expected(
+        replace(PLAIN, rule="decay", value_heads=16, decay=STEPS, skip="channel", output=OutputSpec(None, "silu")), ()
+    ),
+}
+
+
+def mixer_of(spec: LinearSpec) -> LinearMixer:
+    key, arrays = mx.random.key(2), {}
+    for name, parameter in linear_parameters(spec, WIDTH).items():
+        key, own = mx.random.split(key)
+        arrays[name] = mx.random.normal(parameter.shape, key=own) * 0.3
+    return LinearMixer(spec, Params(arrays, {}), mx.float32)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_decodes_by_kernels_as_by_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = MIXERS[name]
+    built = mixer_of(expected.spec)
+    x = mx.random.normal((2, 7, WIDTH), key=mx.random.key(3))
+    _, state = built(x[:, :5], built.fresh(2), Step(5, mx.zeros((2,), mx.int32)))
+    step = Step(2, mx.full((2,), 5), mx.array([2, 1]))
+    y, plain = built(x[:, 5:], state, step)
+    monkeypatch.setattr(mixer, "on_metal", lambda: True)
+    monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
+    found: list[Any] = []
+    launches = launches_of(lambda: found.extend(built(x[:, 5:], state, step)))
+    assert [launch.name for launch in launches] == ["decode", *expected.after]
+    fused = fusion(expected.spec)
+    assert fused is not None and fused.outside == expected.outside
+    real = mx.array([[1.0, 1.0], [1.0, 0.0]])[..., None]
+    pairs = [(found[0] * real, y * real), *((found[1][part], plain[part]) for part in plain)]
+    assert set(found[1]) == set(plain)
+    for a, b in pairs:
+        assert float(mx.sqrt(mx.square(a - b).mean())) < 1e-5 * float(mx.sqrt(mx.square(b).mean()))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
+    """The sample has the inputs of the mixer: a kernel is compiled for which inputs there are."""
+    fused = fusion(MIXERS[name].spec)
+    assert fused is not None
+    assert recurrences.mixer.complaint(fused.spec, recurrences.samples.sample_mixer(fused.spec, 2, 2, mx.float32)) == ""
+
+
+def test_comba_is_not_fused() -> None:
+    assert fusion(replace(PLAIN, rule="comba", decay=DecaySpec("softplus"), beta=1.0)) is None
