@@ -80,6 +80,27 @@ MIXERS = {
         eps=1e-5,
         gate="silu",
     ),
+    "mamba 2": FusedSpec(
+        8,
+        64,
+        128,
+        64,
+        "add",
+        "head",
+        taps=4,
+        q_activation="silu",
+        k_activation="silu",
+        v_activation="silu",
+        decay_kind="softplus",
+        scales_values=True,
+        skip=True,
+        norm=True,
+        joint_groups=8,
+        eps=1e-5,
+        gate="silu",
+        gate_first=True,
+    ),
+    "retention": FusedSpec(16, 16, 64, 128, "add", "head", rotary=64, scale=64**-0.5, norm=True, eps=1e-5, gate="silu"),
     "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel", apart=True),
 }
 
@@ -185,7 +206,7 @@ def _mixer_checks() -> Iterator[Check]:
             for tokens in (1, 4):
                 yield _decode_check(name, spec, tokens, dtype)
         yield _replay_check(name, spec)
-        if spec.write != "low_rank":
+        if spec.prefills:
             yield _prefill_check(name, spec)
 
 

@@ -14,6 +14,7 @@ CASES = [
     Case("linear", T=5, K=96, V=64, groups=3, dtype=mx.bfloat16, keys="correlated"),
     Case("linear", T=7, B=2, lengths=(7, 2), normalize=True, strided=True),
     Case("decay", T=3, K=256, V=96, groups=4, gates="mixed", strided=True),
+    Case("decay", T=4, K=128, V=64, groups=16, dtype=mx.bfloat16, lengths=(4,)),
     Case("gated", T=17, B=3, H=2, groups=1, gates="mixed", lengths=(0, 17, 9)),
     Case("delta", T=16, K=128, V=32, groups=1, keys="correlated", beta=2.0),
     Case("gated_delta", T=33, B=2, K=64, V=32, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(31, 33)),

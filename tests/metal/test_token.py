@@ -9,7 +9,7 @@ import pytest
 
 from mlxlin.sampling import Sampling
 
-from .tokens import DENSE, EXPERTS, layer_dispatches, token_dispatches
+from .tokens import DENSE, EXPERTS, MAMBA, layer_dispatches, token_dispatches
 
 # One more product with packed weights: decay and beta keep 8 bits, so they are not part of the merged projection.
 MIXER = Counter(add_norm=1, products=2, decode=1)
@@ -52,6 +52,14 @@ def test_dispatches_of_a_layer(
     assert found["attention layer"].total() <= limits[1]
     # embedding (of packed numbers and their scales and biases), last norm, head, logits in float32, position
     assert found["rest"].total() == (8 if packed else 5)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+def test_dispatches_of_a_layer_of_mamba2(packed: bool) -> None:
+    """Its norm runs over groups of heads."""
+    one, two = (token_dispatches(MAMBA | {"num_hidden_layers": n}, packed) for n in (1, 2))
+    layer = Counter(add_norm=1, products=2, decode=1, gated_norm=1)
+    assert by_kind(two - one) == layer + Counter(products=int(packed))
 
 
 # Of 4 layers, above. Sorting and cumulative sums are counted as one, though a large vocabulary takes several passes.

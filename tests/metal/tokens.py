@@ -32,6 +32,24 @@ EXPERTS = DENSE | {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+MAMBA = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_heads": 16,
+    "head_dim": 32,
+    "expand": 2,
+    "state_size": 64,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "use_bias": False,
+    "hidden_act": "silu",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+}
 _BITS = {"matrix": 4, "embedding": 4, "head": 4, "gate": 8}  # by role, as a converted checkpoint has them
 
 
