@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxlin.models import FAMILIES
 from tests.models.golden import FIXTURES, Golden, difference, model_of
-from tests.parity.sources import CASES
+from tests.parity.cases import CASES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "families.md"
 HEAD = """# Families

@@ -260,7 +260,7 @@ def write(config: dict[str, Any], folder: Path, seed: int, lengths: tuple[int, .
     """A checkpoint and its expected values, as `tests.parity.sources` describes them; mlx-lm has agreed with them."""
     from safetensors.numpy import save_file
 
-    from tests.parity.sources import DRAWS, WELL_CONDITIONED
+    from tests.parity.weights import DRAWS, WELL_CONDITIONED
 
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, config["vocab_size"], (len(lengths), max(lengths))).astype(np.int32)

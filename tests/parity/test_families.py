@@ -18,7 +18,7 @@ import pytest
 
 from mlxlin.backend import mx
 from tests.models.golden import TOLERANCE, Golden, difference, model_of
-from tests.parity.sources import CASES
+from tests.parity.cases import CASES
 
 pytestmark = pytest.mark.parity
 ROOT = Path(__file__).resolve().parents[2]
