@@ -18,7 +18,8 @@ from mlxlin.metal.decode import decode, replay
 from mlxlin.metal.layers import add_norm, gated_norm, router_topk
 from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.prefill import prefill
-from mlxlin.recurrences import RULES, kernels, run
+from mlxlin.metal.rwkv7 import time_mix
+from mlxlin.recurrences import RULES, kernels, run, rwkv7
 from mlxlin.recurrences.mixer import arguments, by_kernels, float64, in_float32, mix
 from mlxlin.recurrences.probe import TOLERANCE, relative_error
 from mlxlin.recurrences.reference import scan_float64
@@ -150,6 +151,8 @@ def _checks() -> Iterator[Check]:
     if on_metal():
         yield from _recurrence_checks({"scan": (kernels.scan, 7), "chunk": (kernels.chunk, 45)})
         yield from _mixer_checks()
+        for K, tokens, dtype in ((64, 1, mx.bfloat16), (64, 4, mx.float32), (128, 2, mx.float16)):
+            yield _time_mix_check(K, tokens, dtype)
         yield from _layer_checks()
     else:
         yield from _recurrence_checks({"step": (_operations, 1), "chunkwise": (_operations, 150)})
@@ -250,6 +253,14 @@ def _prefill_check(name: str, spec: FusedSpec) -> Check:
         return [float64(exact[n]) for n in names]
 
     return Check("prefill", f"{name}, T 20, bfloat16", found, expected)
+
+
+def _time_mix_check(K: int, tokens: int, dtype: mx.Dtype) -> Check:
+    x = rwkv7.sample(16, K, tokens, dtype)
+    shape = f"RWKV-7, T {tokens}, 16 heads of {K}, {_text(dtype)}"
+    return Check(
+        "time_mix", shape, lambda: list(time_mix(x)), lambda: [float64(z) for z in rwkv7.mix(rwkv7.in_float32(x))]
+    )
 
 
 def _layer_checks() -> Iterator[Check]:

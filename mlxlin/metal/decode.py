@@ -10,8 +10,8 @@ from mlxlin.backend import mx
 from .kernels import Outputs, lanes_per_row, launch, literal, view
 from .mixer import FusedSpec, Mixed, Projected, Record, Tape, finishes, parts
 
-_SIMD_GROUPS = 8
-_BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
+SIMD_GROUPS = 8
+BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
 ACTIVATION = {
     "none": "IDENTITY",
     "silu": "SILU",
@@ -41,15 +41,15 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
         outputs |= _tape_outputs(spec, B, T)
     arrays, split = inputs(spec, x), parts(spec, B)
     record = Record.of(spec, spec.value_dim // split)
-    tokens = min(next(n for n in _BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
+    tokens = min(next(n for n in BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
     results = launch(
         "decode",
         ["mixer", "decode"],
         "\n".join(_Body(spec, record, arrays, outputs, B).lines(tokens)),
         {**arrays, "T": T},
         outputs,
-        (32 * _SIMD_GROUPS * split, spec.value_heads, B),
-        (32 * _SIMD_GROUPS, 1, 1),
+        (32 * SIMD_GROUPS * split, spec.value_heads, B),
+        (32 * SIMD_GROUPS, 1, 1),
     )
     found = dict(zip(outputs, results, strict=True))
     found_tape = _tape(spec, found) if tape else None
@@ -142,7 +142,7 @@ class _Body:
         return [
             f"threadgroup float x[{tokens * self._at.size}];",
             f"const Place p = place_of(threadgroup_position_in_grid, {self._rows}, {spec.heads}, {spec.value_heads}, "
-            f"{spec.repeats}, {self._view('lengths')}, T, simdgroup_index_in_threadgroup, {_SIMD_GROUPS}, "
+            f"{spec.repeats}, {self._view('lengths')}, T, simdgroup_index_in_threadgroup, {SIMD_GROUPS}, "
             "thread_index_in_simdgroup);",
             *self._vectors(),
             *self._values(),
@@ -212,7 +212,7 @@ class _Body:
     def _remember(self, stream: str, first: str, count: int) -> str:
         return (
             f"remember({self._channels(stream)}, memory_out, p.batch, p.n, {self._spec.width}, {first} + thread_of(p), "
-            f"{first} + {count}, {32 * _SIMD_GROUPS});"
+            f"{first} + {count}, {32 * SIMD_GROUPS});"
         )
 
     def _turns(self) -> list[str]:

@@ -13,15 +13,29 @@ _ROW = "threadgroup_position_in_grid.x, thread_position_in_threadgroup.x"
 _GROUP = "simdgroup_index_in_threadgroup, thread_index_in_simdgroup"
 
 
-def add_norm(x: mx.array, residual: mx.array, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
-    """x + residual [B, T, D], and its RMS norm times `weight` [D]."""
+def add_norm(
+    x: mx.array,
+    residual: mx.array,
+    weight: mx.array,
+    eps: float,
+    *,
+    centered: bool = False,
+    bias: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """x + residual [B, T, D], and its RMS norm, or where `centered` its layer norm, times `weight` [D] plus `bias`."""
     B, T, D = x.shape
     threads = _threads(D)
-    arrays = {"x": x[:, :, None], "residual": residual[:, :, None], "weight": weight[None, None, None]}
+    arrays = {
+        "x": x[:, :, None],
+        "residual": residual[:, :, None],
+        "weight": weight[None, None, None],
+        "bias": None if bias is None else bias[None, None, None],
+    }
     views = ", ".join(view(name, array) for name, array in arrays.items())
     body = (
         "threadgroup float scratch[32]; "
-        f"add_norm({views}, T, {D}, {literal(eps)}, total, normed, scratch, {_ROW}, {threads}, {_GROUP});"
+        f"add_norm<{str(centered).lower()}>({views}, T, {D}, {literal(eps)}, total, normed, scratch, {_ROW}, "
+        f"{threads}, {_GROUP});"
     )
     outputs = {name: ((B, T, D), x.dtype) for name in ("total", "normed")}
     grid = (threads * B * T, 1, 1)

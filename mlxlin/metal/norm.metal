@@ -8,25 +8,38 @@ inline float threadgroup_sum(float x, threadgroup float* scratch, uint group, ui
   return simd_sum(lane < groups ? scratch[lane] : 0.0f);
 }
 
-// sum = x + residual, normed = rms_norm(sum) weight; the norm sees the sum as it is stored.
-template <typename XP, typename RP, typename WP, typename Y>
-inline void add_norm(View<XP> x_, View<RP> residual_, View<WP> weight, int T, int D, float eps, device Y* sum,
-                     device Y* normed, threadgroup float* scratch, uint row_, uint thread_, uint threads, uint group,
-                     uint lane) {
+// sum = x + residual, normed = norm(sum) weight + bias; the norm sees the sum as it is stored. The norm divides by the
+// root mean square, of what is left without the mean where CENTERED.
+template <bool CENTERED, typename XP, typename RP, typename WP, typename BP, typename Y>
+inline void add_norm(View<XP> x_, View<RP> residual_, View<WP> weight, View<BP> bias, int T, int D, float eps,
+                     device Y* sum, device Y* normed, threadgroup float* scratch, uint row_, uint thread_, uint threads,
+                     uint group, uint lane) {
   const Row<XP> x = row(x_, row_ / T, row_ % T, 0);
   const Row<RP> residual = row(residual_, row_ / T, row_ % T, 0);
   const Row<WP> w = row(weight, 0, 0, 0);
+  const Row<BP> b = row(bias, 0, 0, 0);
   const int64_t at = int64_t(row_) * D;
-  float squares = 0.0f;
+  float total = 0.0f, squares = 0.0f;
   for (int d = thread_; d < D; d += threads) {
     const Y s = Y(load(x, d) + load(residual, d));
     sum[at + d] = s;
+    total += float(s);
     squares += float(s) * float(s);
+  }
+  float mean = 0.0f;
+  if (CENTERED) {
+    mean = threadgroup_sum(total, scratch, group, threads / 32, lane) / D;
+    squares = 0.0f;
+    for (int d = thread_; d < D; d += threads) {
+      const float s = float(Y(load(x, d) + load(residual, d))) - mean;
+      squares += s * s;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // scratch is used again
   }
   const float norm = rsqrt(threadgroup_sum(squares, scratch, group, threads / 32, lane) / D + eps);
   for (int d = thread_; d < D; d += threads) {
-    const Y s = Y(load(x, d) + load(residual, d));
-    normed[at + d] = Y(float(s) * norm * load(w, d));
+    const float s = float(Y(load(x, d) + load(residual, d))) - mean;
+    normed[at + d] = Y(s * norm * load(w, d) + load(b, d));
   }
 }
 

@@ -38,23 +38,27 @@ class Residual:
         if term is None or not on_metal() or not _takes(norm, x, term):
             return norm(self.total), Residual(self.total)
         assert norm.weight is not None
-        total, normed = add_norm(x, term, norm.weight, norm.spec.eps)
+        centered = norm.spec.kind == "layer"
+        total, normed = add_norm(x, term, norm.weight, norm.spec.eps, centered=centered, bias=norm.bias)
         return normed, Residual(total)
 
 
 def _takes(norm: Norm, x: mx.array, term: mx.array) -> bool:
     """Whether a kernel adds and norms, and does it right here."""
-    width, dtype = x.shape[-1], x.dtype
-    if norm.spec.kind != "rms" or norm.weight is None or term.dtype != dtype or dtype not in TOLERANCE:
+    width, dtype, centered = x.shape[-1], x.dtype, norm.spec.kind == "layer"
+    if norm.weight is None or term.dtype != dtype or dtype not in TOLERANCE or norm.groups > 1:
         return False
-    key = f"add_norm-{width}-{str(dtype).rsplit('.', 1)[-1]}"
-    return trusted_by_key(key, lambda: _complaint(width, dtype))
+    key = f"add_norm-{norm.spec.kind}{'' if norm.bias is None else '-bias'}-{width}-{str(dtype).rsplit('.', 1)[-1]}"
+    return trusted_by_key(key, lambda: _complaint(width, dtype, centered, norm.bias is not None))
 
 
-def _complaint(width: int, dtype: mx.Dtype) -> str:
+def _complaint(width: int, dtype: mx.Dtype, centered: bool, biased: bool) -> str:
     """What is wrong with the kernel's results for random rows; empty where nothing is."""
-    x, term, weight = (mx.random.normal((1, 3, width), key=mx.random.key(i)).astype(dtype) for i in range(3))
-    total, normed = add_norm(x, term, weight[0, 0], 1e-6)
-    expected = mx.fast.rms_norm((x + term).astype(mx.float32), weight[0, 0].astype(mx.float32), 1e-6)
+    x, term, vectors = (mx.random.normal((1, 3, width), key=mx.random.key(i)).astype(dtype) for i in range(3))
+    weight, bias = vectors[0, 0], vectors[0, 1] if biased else None
+    total, normed = add_norm(x, term, weight, 1e-6, centered=centered, bias=bias)
+    exact, weight = (x + term).astype(mx.float32), weight.astype(mx.float32)
+    bias = None if bias is None else bias.astype(mx.float32)
+    expected = mx.fast.layer_norm(exact, weight, bias, 1e-6) if centered else mx.fast.rms_norm(exact, weight, 1e-6)
     error = max(relative_error(total, float64(x + term)), relative_error(normed, float64(expected)))
     return "" if error < TOLERANCE[dtype] else f"results are off by {error:.1e}"

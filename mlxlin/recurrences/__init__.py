@@ -6,8 +6,8 @@ against; `RULES` is the family as a table, `paths.table()` what this machine run
 
 from __future__ import annotations
 
-from . import mixer, paths, reference
+from . import mixer, paths, reference, rwkv7
 from .rules import RULES, Rule
 from .run import run
 
-__all__ = ["RULES", "Rule", "mixer", "paths", "reference", "run"]
+__all__ = ["RULES", "Rule", "mixer", "paths", "reference", "run", "rwkv7"]

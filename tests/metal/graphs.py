@@ -18,7 +18,7 @@ from mlxlin.backend import mx
 from mlxlin.metal import kernels
 from mlxlin.models import moe, residual
 from mlxlin.recurrences import kernels as paths
-from mlxlin.recurrences import mixer
+from mlxlin.recurrences import mixer, rwkv7
 
 # Primitives that only look at an array in another way
 VIEWS = {
@@ -41,9 +41,9 @@ def metal_in_name() -> Iterator[None]:
     """The program believes in Metal and trusts its kernels."""
     kernels.kernel.cache_clear()
     with ExitStack() as stack:
-        for module in (backend, mixer, moe, paths, residual):
+        for module in (backend, mixer, moe, paths, residual, rwkv7):
             stack.enter_context(mock.patch.object(module, "on_metal", lambda: True))
-        for module in (mixer, moe, residual):
+        for module in (mixer, moe, residual, rwkv7):
             stack.enter_context(mock.patch.object(module, "trusted_by_key", lambda *_: True))
         stack.enter_context(mock.patch.object(paths, "trusted", lambda *_: True))
         stack.enter_context(mock.patch.object(backend, "compiled", lambda f: _one(f.__name__, f)))

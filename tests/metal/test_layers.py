@@ -8,6 +8,7 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.layers import add_norm, gated_norm, router_topk
+from mlxlin.models import residual as residual_module
 
 from .cases import TOLERANCE, error, float64
 
@@ -30,6 +31,17 @@ def test_add_norm_equals_its_parts(width: int, dtype: mx.Dtype) -> None:
     total, normed = add_norm(x, residual, weight, 1e-6)
     assert mx.array_equal(total, (x.astype(mx.float32) + residual.astype(mx.float32)).astype(dtype))
     assert error(normed, rms_norm(float64(total), float64(weight), 1e-6)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_add_norm_without_the_mean(biased: bool) -> None:
+    x, residual, weight = normal(1, 3, 1000) + 7, normal(1, 3, 1000, seed=1), normal(1000, seed=2)
+    bias = normal(1000, seed=3) if biased else None
+    total, normed = add_norm(x, residual, weight, 1e-5, centered=True, bias=bias)
+    centered = float64(total) - float64(total).mean(axis=-1, keepdims=True)
+    expected = rms_norm(centered, float64(weight), 1e-5) + (0 if bias is None else float64(bias))
+    assert error(normed, expected) < TOLERANCE[mx.float32]
+    assert residual_module._complaint(64, mx.bfloat16, True, biased) == ""
 
 
 @pytest.mark.parametrize(

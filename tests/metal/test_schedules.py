@@ -49,7 +49,13 @@ def run_prefill() -> Arrays:
 
 def run_layers() -> Arrays:
     x = normal(1, 2, 1000)
-    return [*add_norm(x, x, x[0, 0], 1e-6), gated_norm(x, x, x[0, 0], 1e-6), *router_topk(normal(1, 9, 64), 4)]
+    layer_normed = add_norm(x, x, x[0, 0], 1e-6, centered=True, bias=x[0, 1])
+    return [
+        *layer_normed,
+        *add_norm(x, x, x[0, 0], 1e-6),
+        gated_norm(x, x, x[0, 0], 1e-6),
+        *router_topk(normal(1, 9, 64), 4),
+    ]
 
 
 RUNS = [run_scan, run_chunk_head, run_chunk_channel, run_decode, run_decode_whole, run_prefill, run_layers]

@@ -38,6 +38,7 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
         "decode",
         "replay",
         "prefill",
+        "time_mix",
         "add_norm",
         "gated_norm",
         "router_topk",

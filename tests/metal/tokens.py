@@ -10,7 +10,7 @@ from mlxlin.backend import mx
 from mlxlin.models import Model, find, parameters
 from mlxlin.models.params import QuantSpec
 from mlxlin.sampling import Sampler, Sampling
-from tests.tiny import HYBRID
+from tests.tiny import HYBRID, RWKV7
 
 from .graphs import dispatches, exported, metal_in_name
 
@@ -50,6 +50,8 @@ MAMBA = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
 }
+RANKS = {f"{part}_low_rank_dim": 32 for part in ("a", "decay", "gate", "v")}
+TIME_MIX = RWKV7 | RANKS | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
 _BITS = {"matrix": 4, "embedding": 4, "head": 4, "gate": 8}  # by role, as a converted checkpoint has them
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mlxlin import recurrences
-from mlxlin.backend import mx
-from mlxlin.models.activations import sigmoid
+from mlxlin.backend import mx, one_dispatch
+from mlxlin.metal.rwkv7 import TimeMix
+from mlxlin.models.activations import relu2, sigmoid_gated
 from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.params import Parameter, Params, Table
 from mlxlin.models.spec import ChannelMixSpec, Rwkv7Spec
 from mlxlin.state import LayerState
 
-_SLOWEST = -0.6065306597126334  # log of the smallest decay factor, -exp(-1/2)
 _MIXES = 6  # of the inputs of r, decay, k, v, rate and gate, in this order
 
 
@@ -58,6 +58,8 @@ def token_shift(x: mx.array, memory: mx.array, lengths: mx.array | None) -> tupl
     Returns:
         The difference [B, T, D], and the last real input of each row, [B, 1, D].
     """
+    if x.shape[1] == 1 and lengths is None:
+        return memory - x, x
     window = mx.concatenate([memory, x], axis=1)
     if lengths is not None:
         return window[:, :-1] - x, mx.take_along_axis(window, lengths[:, None, None], axis=1)
@@ -65,19 +67,30 @@ def token_shift(x: mx.array, memory: mx.array, lengths: mx.array | None) -> tupl
     return window[:, :-1] - x, mx.contiguous(x[:, -1:])
 
 
+@one_dispatch
+def shifted(x: mx.array, change: mx.array, mix: mx.array) -> mx.array:
+    """Inputs mixed with what the token before them had to say."""
+    return x + change * mix
+
+
+@one_dispatch
+def drawn(v: mx.array, first: mx.array, gate: mx.array) -> mx.array:
+    """v moved towards the values of the first layer by sigmoid(gate)."""
+    return v + (first - v) * mx.sigmoid(gate)
+
+
 class Rwkv7:
     """Time mixing; its state is `S` [B, H, V, K] float32 and `shift` [B, 1, D], the last input."""
 
     def __init__(self, spec: Rwkv7Spec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec, self._width, self._dtype = spec, width, dtype
-        self._mix = params.take("mix")
+        self._mix = params.made(params.take("mix")[:, None, None])
         names = ["r", "k", "v", "decay", "decay_out", "rate", "rate_out", "gate", "gate_out", "out"]
         names += ["value", "value_out"] if spec.value_rank else []
         self._linear = {name: Linear(Matrix.take(params, name)) for name in names}
         self._k_k, self._k_a = params.take("k_k"), params.take("k_a")
         self._r_k = params.take("r_k").reshape(spec.heads, spec.head_dim)
         self._gain, self._bias = params.take("norm.weight"), params.take("norm.bias")
-        self._unit = params.made(mx.full((spec.head_dim,), spec.head_dim**-0.5, dtype=dtype))
 
     def fresh(self, batch: int) -> LayerState:
         """The state before the first token."""
@@ -91,33 +104,18 @@ class Rwkv7:
         """x [B, T, D] -> y [B, T, D] and the state after the last real token of each row."""
         spec, old, linear = self._spec, recurrent(state), self._linear
         change, shift = token_shift(x, old["shift"], step.lengths)
-        for_r, for_decay, for_k, for_v, for_rate, for_gate = (x + change * self._mix[i] for i in range(_MIXES))
+        mixed = mx.split(shifted(x[None], change[None], self._mix), _MIXES)
+        for_r, for_decay, for_k, for_v, for_rate, for_gate = (z.squeeze(0) for z in mixed)
         r, k = linear["r"](for_r), linear["k"](for_k)
-        v = self._heads(self._value(linear["v"](for_v), for_v, step))
+        v = self._value(linear["v"](for_v), for_v, step)
         decay = linear["decay_out"](mx.tanh(linear["decay"](for_decay)))
-        rate = mx.sigmoid(linear["rate_out"](linear["rate"](for_rate)))
+        rate = linear["rate_out"](linear["rate"](for_rate))
         gate = linear["gate_out"](mx.sigmoid(linear["gate"](for_gate)))
-        removal = mx.fast.rms_norm(self._heads(k * self._k_k), self._unit, spec.key_eps / spec.head_dim)
-        k = self._heads(k * (1 + (rate - 1) * self._k_a))
-        r = self._heads(r)
-        y, S = recurrences.run(
-            "dplr",
-            r,
-            k,
-            v,
-            g=_SLOWEST * mx.sigmoid(self._heads(decay).astype(mx.float32)),
-            a=-removal,
-            b=removal * self._heads(rate),
-            state=old["S"],
-            lengths=step.lengths,
+        vectors = (self._k_k, self._k_a, self._gain, self._bias, self._r_k)
+        y, S = recurrences.rwkv7.advance(
+            TimeMix(r, k, v, gate, decay, rate, old["S"], *vectors, spec.eps, spec.key_eps, step.lengths)
         )
-        assert isinstance(S, mx.array)
-        bonus = (r * k * self._r_k).sum(axis=-1, keepdims=True) * v
-        y = mx.fast.layer_norm(y, None, None, spec.eps).reshape(*x.shape[:2], -1) * self._gain + self._bias
-        return linear["out"]((y + bonus.reshape(y.shape)) * gate), {"S": S, "shift": shift}
-
-    def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], self._spec.heads, -1)
+        return linear["out"](y), {"S": S, "shift": shift}
 
     def _value(self, v: mx.array, x: mx.array, step: Step) -> mx.array:
         """v drawn towards the first layer's; the first layer leaves its own for the others."""
@@ -125,7 +123,7 @@ class Rwkv7:
             step.first_value = v
             return v
         assert step.first_value is not None
-        return v + (step.first_value - v) * mx.sigmoid(self._linear["value_out"](self._linear["value"](x)))
+        return drawn(v, step.first_value, self._linear["value_out"](self._linear["value"](x)))
 
 
 class ChannelMix:
@@ -145,7 +143,7 @@ class ChannelMix:
     def __call__(self, x: mx.array, memory: mx.array, step: Step) -> tuple[mx.array, mx.array]:
         """x [B, T, D] and the input before it [B, 1, D] -> y [B, T, D] and the last real input of each row."""
         change, memory = token_shift(x, memory, step.lengths)
-        y = self._value(mx.square(mx.maximum(self._key(x + change * self._mix), 0)))
+        y = self._value(relu2(self._key(shifted(x, change, self._mix))))
         if self._gate is not None and self._gate_mix is not None:
-            y = y * sigmoid(self._gate(x + change * self._gate_mix))
+            y = sigmoid_gated(self._gate(shifted(x, change, self._gate_mix)), y)
         return y, memory
