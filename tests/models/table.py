@@ -17,6 +17,7 @@ HEAD = """# Families
 Each family is compared with its source implementation: on the small random checkpoints in `tests/fixtures`, written by
 the source together with its logits and final states, in every test run; and on fresh random weights of other sizes in
 CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded batches and greedy text are compared too.
+Families marked ² are held to two independent programs.
 
 | family | source | variants | largest logit difference | state of a variant |
 |---|---|---|---|---|
@@ -24,7 +25,7 @@ CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded bat
 SOURCES = {
     "transformers": "transformers",
     "fla": "flash-linear-attention",
-    "mlx-lm": "NumPy in float64 after the authors' code, and mlx-lm",
+    "mlx-lm": "NumPy in float64 after the authors' code; mlx-lm on the same checkpoints ²",
 }
 
 
@@ -40,7 +41,6 @@ def variants() -> dict[str, list[str]]:
 def row(family: str, names: list[str]) -> str:
     """One line of the table."""
     worst, state = 0.0, 0
-    source = SOURCES[CASES[names[0]].source]
     for name in names:
         golden = Golden.load(FIXTURES / name)
         model = model_of(golden.config, golden.tensors)
@@ -48,8 +48,22 @@ def row(family: str, names: list[str]) -> str:
         assert logits is not None
         worst = max(worst, difference(logits, golden.logits(0)))
         state = state or model.fresh().recurrent_nbytes
-    kinds = ", ".join(name.removeprefix(family).lstrip("-") or "default" for name in names)
-    return f"| `{family}` | {source} | {kinds} | {worst:.0e} | {state:,} bytes, fixed |"
+    kinds = ", ".join(_variant(family, name) for name in names)
+    return f"| `{family}` | {_sources(family, names)} | {kinds} | {worst:.0e} | {state:,} bytes, fixed |"
+
+
+def _variant(family: str, name: str) -> str:
+    return name.removeprefix(family).lstrip("-") or "default"
+
+
+def _sources(family: str, names: list[str]) -> str:
+    """What made the variants; where there is more than one source, which made which."""
+    made: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        made[SOURCES[CASES[name].source]].append(_variant(family, name))
+    if len(made) == 1:
+        return next(iter(made))
+    return "; ".join(f"{source} ({', '.join(variants)})" for source, variants in made.items()) + " ²"
 
 
 def main() -> None:
