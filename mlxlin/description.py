@@ -15,6 +15,7 @@ from mlxlin.loader import memory_plans, open_path, stored_dtype
 from mlxlin.memory import available_bytes
 from mlxlin.models import ModelSpec, QuantSpec, parameters
 from mlxlin.models.decoder import Layer
+from mlxlin.models.mixers.fused import decoding
 from mlxlin.models.params import Params
 from mlxlin.models.spec import LayerSpec, LinearSpec
 from mlxlin.state import State
@@ -68,6 +69,12 @@ class Description:
     def bytes_at(self, context: int) -> int:
         """Weights and state after `context` tokens of one conversation."""
         return self.memory_bytes + self.state_bytes + context * self.kv_bytes_per_token
+
+    @property
+    def decoding(self) -> dict[str, int]:
+        """What decodes the layers' mixers on Metal, between their projections -> number of layers."""
+        mixers = (mixer for layer in self.spec.layers for mixer in (layer.mixer, layer.beside) if mixer is not None)
+        return dict(Counter(map(decoding, mixers)))
 
 
 def describe(source: str | Path, *, bits: int | None = None, revision: str | None = None) -> Description:

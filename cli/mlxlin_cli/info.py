@@ -41,12 +41,14 @@ def model_table(found: Description) -> str:
     """What it is made of."""
     spec = found.spec
     kinds = ", ".join(f"{count} x {kind}" for kind, count in found.layers.items())
+    decoding = ", ".join(f"{count} x {how}" for how, count in found.decoding.items())
     stored = ", ".join(f"{kind} {size(nbytes)}" for kind, nbytes in found.kinds.items())
     rows = [
         ["model", found.source + (f" ({found.path})" if found.path and str(found.path) != found.source else "")],
         ["family", f"{spec.family}, stored as {found.format}"],
         ["layers", f"{len(spec.layers)}: {kinds}"],
         ["width", f"{spec.width:,}, vocabulary {spec.vocab:,}, context {spec.context:,} tokens"],
+        ["on Metal", f"a token: {decoding}"],
         ["parameters", f"{number(found.parameter_count / 1e6)} M"],
         ["weights", f"{size(found.stored_bytes)} stored ({stored})"],
         ["loaded", f"{size(found.memory_bytes)}, computing in {str(found.dtype).rsplit('.', 1)[-1]}"],

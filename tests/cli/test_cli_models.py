@@ -85,7 +85,17 @@ def test_what_is_not_ours_is_not_overwritten(cli, tmp_path: Path) -> None:
 def test_info_tells_model_memory_and_machine(cli, arguments: list[str]) -> None:
     result = cli(*arguments)
     assert result.code == 0 and result.err == ""
-    for words in ("gated_delta", "attention", "2.67 M", "per token", "8,192", "Fits", "MLX", "chunkwise"):
+    for words in (
+        "gated_delta",
+        "attention",
+        "2.67 M",
+        "per token",
+        "8,192",
+        "Fits",
+        "MLX",
+        "chunkwise",
+        "x one kernel",
+    ):
         assert words in result.out
 
 

@@ -9,11 +9,20 @@ import pytest
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.models.mixers.fused import fusion
+from mlxlin.models.mixers.fused import decoding, fusion
 from mlxlin.models.mixers.linear import LinearMixer, linear_parameters
 from mlxlin.models.mixers.step import Step
 from mlxlin.models.params import Params
-from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec, RopeSpec
+from mlxlin.models.spec import (
+    AttentionSpec,
+    DecaySpec,
+    LinearSpec,
+    MixerSpec,
+    NormSpec,
+    OutputSpec,
+    RopeSpec,
+    Rwkv7Spec,
+)
 from mlxlin.recurrences import mixer
 
 from .measure import launches_of
@@ -137,3 +146,20 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
 
 def test_comba_is_not_fused() -> None:
     assert fusion(replace(PLAIN, rule="comba", decay=DecaySpec("softplus"), beta=1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (MIXERS["linear"].spec, "two kernels, the second for the norm"),  # few heads
+        (replace(PLAIN, value_heads=16), "one kernel"),
+        (MIXERS["mamba2"].spec, "two kernels, the second for the norm"),
+        (MIXERS["hgrn2, convolution"].spec, "two kernels, the second for the norm; operations for queries and keys"),
+        (MIXERS["retention, layer norm"].spec, "one kernel; operations for norm and gate"),
+        (replace(PLAIN, key_dim=16), "operations, a kernel for the recurrence where there is one"),
+        (Rwkv7Spec(2, 64, 8, 8, 8, 8, 1e-5, 1e-6), "one kernel"),
+        (AttentionSpec(2, 2, 64, 0.125), "attention of MLX"),
+    ],
+)
+def test_people_are_told_what_decodes_a_mixer(spec: MixerSpec, text: str) -> None:
+    assert decoding(spec) == text

@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlxlin.metal.mixer import Activation, FusedSpec
+from mlxlin.metal.mixer import Activation, FusedSpec, finishes
+from mlxlin.metal.recurrence import supports
 from mlxlin.models.mixers.features import feature_dim
-from mlxlin.models.spec import FIXED_DECAYS, DecaySpec, LinearSpec, OutputSpec
+from mlxlin.models.spec import (
+    FIXED_DECAYS,
+    AttentionSpec,
+    DecaySpec,
+    LatentSpec,
+    LinearSpec,
+    MixerSpec,
+    OutputSpec,
+    Rwkv7Spec,
+)
 from mlxlin.recurrences import RULES
 from mlxlin.recurrences.reference import NORMALIZER_EPS
 
+_OPERATIONS = "operations, a kernel for the recurrence where there is one"
 _POINTWISE: dict[str, tuple[Activation, Activation]] = {
     "silu": ("silu", "silu"),
     "silu_q": ("silu", "none"),
@@ -120,3 +131,17 @@ def _output(output: OutputSpec) -> dict[str, Any]:
         "gate": output.gate,
         "gate_first": output.gate_first and output.norm is not None,
     }
+
+
+def decoding(spec: MixerSpec) -> str:
+    """What decodes one row of a mixer on Metal between its projections, for people."""
+    if isinstance(spec, (AttentionSpec, LatentSpec)):
+        return "attention of MLX"
+    if isinstance(spec, Rwkv7Spec):
+        return "one kernel" if supports(spec.head_dim, spec.head_dim) else _OPERATIONS
+    fused = fusion(spec) if isinstance(spec, LinearSpec) else None
+    if fused is None or not supports(fused.spec.key_dim, fused.spec.value_dim):
+        return _OPERATIONS
+    whole = finishes(fused.spec, 1) or not fused.spec.norm
+    kernel = "one kernel" if whole else "two kernels, the second for the norm"
+    return "; ".join([kernel, *(f"operations for {part}" for part in fused.outside)])
