@@ -94,7 +94,7 @@ def test_info_tells_model_memory_and_machine(cli, arguments: list[str]) -> None:
         "Fits",
         "MLX",
         "chunkwise",
-        "x one kernel",
+        "3 x two kernels",
     ):
         assert words in result.out
 
