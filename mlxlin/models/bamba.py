@@ -5,34 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.common_layout import (
+    LAYER,
+    ROTARY,
+    attention_weights,
+    frame_weights,
+    grouped_attention,
+    head_dim,
+    mlp_weights,
+)
+from mlxlin.models.config import Config, given, need, only, rope_settings
 from mlxlin.models.mamba_layout import expanded, mixer_weights
-from mlxlin.models.rules import Weight
 from mlxlin.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 
 SERVES = (("bamba", None),)
 PREFIXES = ("model.",)
-DROPS = ((r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),)
-
-_LAYER, _ATTENTION = "layers.{i}.", "layers.{i}.self_attn."
-_KINDS = ("weight", "bias")
+DROPS = (ROTARY,)
 WEIGHTS = (
-    Weight("embed.weight", "embed_tokens.weight"),
-    Weight("norm.weight", "final_layernorm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(_LAYER + "mixer_norm.weight", _LAYER + "input_layernorm.weight"),
-    Weight(_LAYER + "mlp_norm.weight", _LAYER + "pre_ff_layernorm.weight"),
-    *(
-        Weight(f"{_LAYER}mlp.{part}.{kind}", f"{_LAYER}feed_forward.{part}_proj.{kind}")
-        for part in ("gate", "up", "down")
-        for kind in _KINDS
-    ),
-    *(
-        Weight(f"{_LAYER}mixer.{target}.{kind}", f"{_ATTENTION}{source}_proj.{kind}", kind="attention")
-        for target, source in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
-        for kind in _KINDS
-    ),
-    *mixer_weights("layers.{i}.mamba."),
+    *frame_weights(norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    *mlp_weights(LAYER + "feed_forward."),
+    *attention_weights(),
+    *mixer_weights(LAYER + "mamba."),
 )
 
 
@@ -64,17 +57,5 @@ def _attention_layers(config: Config, count: int) -> Collection[int]:
 
 
 def _attention(config: Config) -> AttentionSpec:
-    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
-    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
-    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
-    default_rope(rope)
-    base = given(rope, "rope_theta", given(config, "rope_theta", 10000.0))
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=RopeSpec(int(head_dim * given(rope, "partial_rotary_factor", 0.5)), float(base)),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    dim, (rope, base) = head_dim(config), rope_settings(config, 10000.0)
+    return grouped_attention(config, dim, RopeSpec(int(dim * given(rope, "partial_rotary_factor", 0.5)), base))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxlin.errors import CheckpointError, UnsupportedError
@@ -52,3 +52,32 @@ def default_rope(rope: Config, *, ignored: tuple[str, ...] = ()) -> None:
         raise UnsupportedError(f"config.json has rope_type = {kind!r}; only 'default' is supported.")
     if unknown := sorted(key for key in rope if key not in known and rope[key] is not None):
         raise UnsupportedError(f"config.json has an unknown rope parameter '{unknown[0]}'.")
+
+
+def rope_settings(config: Config, default_base: float, *, ignored: tuple[str, ...] = ()) -> tuple[Config, float]:
+    """Settings of rotary embeddings and their base, from `rope_parameters` or, in older configs, the keys it replaced.
+
+    Raises:
+        UnsupportedError: they are scaled; names the key.
+    """
+    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
+    default_rope(rope, ignored=ignored)
+    return rope, float(given(rope, "rope_theta", given(config, "rope_theta", default_base)))
+
+
+def layer_kinds(
+    config: Config,
+    derived: Sequence[str] | None,
+    names: tuple[str, str] = ("linear_attention", "full_attention"),
+    key: str = "layer_types",
+) -> list[str]:
+    """One of the two `names` for each layer: config[key], or what was `derived` from other keys.
+
+    Raises:
+        CheckpointError: the list does not fit, or there is none.
+    """
+    count = need(config, "num_hidden_layers")
+    kinds = need(config, key) if derived is None else given(config, key, list(derived))
+    if len(kinds) != count or not set(kinds) <= set(names):
+        raise CheckpointError(f"config.json: {key} must name {names[0]} or {names[1]} {count} times.")
+    return list(kinds)

@@ -10,44 +10,31 @@ from dataclasses import replace
 from typing import Any
 
 from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
-from mlxlin.models.mamba_layout import mixer, mixer_weights
-from mlxlin.models.rules import Weight
+from mlxlin.models.common_layout import (
+    LAYER,
+    ROTARY,
+    attention_weights,
+    frame_weights,
+    grouped_attention,
+    head_dim,
+    mlp_weights,
+)
+from mlxlin.models.config import Config, given, need, only, rope_settings
+from mlxlin.models.mamba_layout import expanded, mixer_weights
 from mlxlin.models.spec import AttentionSpec, FoldedSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
-from mlxlin.models.values import COPY, folded
+from mlxlin.models.values import folded
 
 SERVES = (("falcon_h1", None),)
 PREFIXES = ("model.",)
-DROPS = (
-    (r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),
-    (r".*\.mup_vector$", "muP multipliers (computed from config.json)"),
+DROPS = (ROTARY, (r".*\.mup_vector$", "muP multipliers (computed from config.json)"))
+_PARTS = (
+    *mlp_weights(LAYER + "feed_forward."),
+    *attention_weights(part="beside"),
+    *mixer_weights(LAYER + "mamba."),
 )
-
-_LAYER = "layers.{i}."
-_KINDS = ("weight", "bias")
-
-
-def _weight(target: str, source: str) -> tuple[Weight, ...]:
-    """Weight and bias of a projection, with their factors."""
-    return tuple(
-        Weight(f"{_LAYER}{target}.{kind}", f"{_LAYER}{source}.{kind}", folded(f"{target}.{kind}", COPY))
-        for kind in _KINDS
-    )
-
-
 WEIGHTS = (
-    Weight("embed.weight", "embed_tokens.weight"),
-    Weight("norm.weight", "final_layernorm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(_LAYER + "mixer_norm.weight", _LAYER + "input_layernorm.weight"),
-    Weight(_LAYER + "mlp_norm.weight", _LAYER + "pre_ff_layernorm.weight"),
-    *(w for part in ("gate", "up", "down") for w in _weight(f"mlp.{part}", f"feed_forward.{part}_proj")),
-    *(w for part in "qkv" for w in _weight(f"beside.{part}", f"self_attn.{part}_proj")),
-    *_weight("beside.out", "self_attn.o_proj"),
-    *(
-        replace(rule, operation=folded(rule.target.removeprefix(_LAYER), rule.operation))
-        for rule in mixer_weights("layers.{i}.mamba.")
-    ),
+    *frame_weights(norm="final_layernorm", mlp_norm="pre_ff_layernorm"),
+    *(replace(rule, operation=folded(rule.target.removeprefix(LAYER), rule.operation)) for rule in _PARTS),
 )
 
 
@@ -76,23 +63,7 @@ def spec(config: Config) -> ModelSpec:
 
 
 def _mamba(config: Config, eps: float) -> LinearSpec:
-    heads = need(config, "mamba_n_heads")
-    width = given(config, "mamba_d_ssm", given(config, "mamba_expand", 2) * need(config, "hidden_size"))
-    head_dim = given(config, "mamba_d_head", "auto")
-    head_dim = width // heads if head_dim == "auto" else head_dim
-    if heads * head_dim != width:
-        raise CheckpointError("config.json: mamba_n_heads x mamba_d_head is not mamba_d_ssm.")
-    made = mixer(
-        heads=heads,
-        head_dim=head_dim,
-        groups=given(config, "mamba_n_groups", 1),
-        state_dim=given(config, "mamba_d_state", 256),
-        eps=eps,
-        taps=given(config, "mamba_d_conv", 4),
-        conv_bias=given(config, "mamba_conv_bias", True),
-        bias=given(config, "mamba_proj_bias", False),
-        limits=config.get("time_step_limit"),
-    )
+    made = expanded(config, eps, width=config.get("mamba_d_ssm"))
     output = replace(made.output, gate_first=not given(config, "mamba_norm_before_gate", True))
     if not given(config, "mamba_rms_norm", False):
         output = replace(output, norm=None)
@@ -100,20 +71,10 @@ def _mamba(config: Config, eps: float) -> LinearSpec:
 
 
 def _attention(config: Config) -> AttentionSpec:
-    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
-    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
-    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
-    default_rope(rope)
-    base = given(rope, "rope_theta", given(config, "rope_theta", 10000.0))
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5 * _factor(config, "key_multiplier"),
-        rope=RopeSpec(int(head_dim * given(rope, "partial_rotary_factor", 1.0)), float(base)),
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    dim, (rope, base) = head_dim(config), rope_settings(config, 10000.0)
+    rotation = RopeSpec(int(dim * given(rope, "partial_rotary_factor", 1.0)), base)
+    made = grouped_attention(config, dim, rotation)
+    return replace(made, scale=made.scale * _factor(config, "key_multiplier"))
 
 
 def _folded(config: Config) -> tuple[FoldedSpec, ...]:

@@ -5,8 +5,22 @@ The feed-forward part that all tokens share is the only one of the dense models.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.common_layout import (
+    LAYER,
+    MLP,
+    ROTARY,
+    attention_weights,
+    frame_weights,
+    grouped_attention,
+    head_dim,
+    mlp_weights,
+    stacked_expert_weights,
+    whole_rope,
+)
+from mlxlin.models.config import Config, given, need, only
 from mlxlin.models.mamba_layout import expanded, mixer_weights
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
@@ -19,52 +33,36 @@ from mlxlin.models.spec import (
     ModelSpec,
     MoeSpec,
     NormSpec,
-    RopeSpec,
 )
 from mlxlin.models.values import FIRST_HALF, SECOND_HALF
 
 SERVES = (("granitemoehybrid", None),)
 PREFIXES = ("model.",)
-DROPS = ((r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),)
+DROPS = (ROTARY,)
 
-_LAYER, _MLP = "layers.{i}.", "layers.{i}.mlp."
-_ATTENTION, _MOE, _SHARED = "layers.{i}.self_attn.", "layers.{i}.block_sparse_moe.", "layers.{i}.shared_mlp."
-_PARTS = ("gate", "up", "down")
+_MOE, _SHARED = LAYER + "block_sparse_moe.", LAYER + "shared_mlp."
 
 
-def _halved(target: str, source: str, out: str) -> tuple[Weight, ...]:
+def _halved(target: str, source: str) -> tuple[Weight, ...]:
     """A feed-forward part whose gate and up projection are the halves of one matrix."""
     return (
-        Weight(f"{_MLP}{target}gate.weight", source, FIRST_HALF),
-        Weight(f"{_MLP}{target}up.weight", source, SECOND_HALF),
-        Weight(f"{_MLP}{target}down.weight", out),
+        Weight(f"{MLP}{target}gate.weight", source + "input_linear.weight", FIRST_HALF),
+        Weight(f"{MLP}{target}up.weight", source + "input_linear.weight", SECOND_HALF),
+        Weight(f"{MLP}{target}down.weight", source + "output_linear.weight"),
     )
 
 
 WEIGHTS = (
-    Weight("embed.weight", "embed_tokens.weight"),
-    Weight("norm.weight", "norm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(_LAYER + "mixer_norm.weight", _LAYER + "input_layernorm.weight"),
-    Weight(_LAYER + "mlp_norm.weight", _LAYER + "post_attention_layernorm.weight"),
-    *mixer_weights("layers.{i}.mamba."),
-    *(
-        Weight(f"{_LAYER}mixer.{target}.{kind}", f"{_ATTENTION}{source}_proj.{kind}", kind="attention")
-        for target, source in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
-        for kind in ("weight", "bias")
-    ),
-    *(
-        rule
-        for target in ("", "shared.")
-        for rule in _halved(target, _SHARED + "input_linear.weight", _SHARED + "output_linear.weight")
-    ),
-    # Experts as the hub has them, as transformers names them in memory, and as MLX tools stack them.
-    *_halved("experts.", _MOE + "input_linear.weight", _MOE + "output_linear.weight"),
-    *_halved("experts.", _MOE + "experts.gate_up_proj", _MOE + "experts.down_proj"),
-    *(Weight(f"{_MLP}experts.{part}.weight", f"{_MOE}switch_mlp.{part}_proj.weight") for part in _PARTS),
-    Weight(_MLP + "router.weight", _MOE + "router.layer.weight"),
-    Weight(_MLP + "router.weight", _MOE + "router.weight"),
-    *(Weight(f"{_MLP}{part}.weight", f"{_MLP}{part}_proj.weight") for part in _PARTS),  # MLX tools, dense
+    *frame_weights(),
+    *mixer_weights(LAYER + "mamba."),
+    *attention_weights(),
+    *_halved("", _SHARED),
+    *_halved("shared.", _SHARED),
+    *_halved("experts.", _MOE),  # as the hub has them
+    *stacked_expert_weights(_MOE),
+    Weight(MLP + "router.weight", _MOE + "router.layer.weight"),
+    Weight(MLP + "router.weight", _MOE + "router.weight"),
+    *mlp_weights(),  # of dense models, as MLX tools write it
 )
 _KINDS = {"mamba": "linear_attention", "attention": "full_attention"}  # the hub's names -> transformers'
 _SUPPORTED = {
@@ -111,25 +109,9 @@ def _layer_kinds(config: Config) -> list[str]:
 
 
 def _attention(config: Config) -> AttentionSpec:
-    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
-    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=_factor(config, "attention_multiplier"),
-        rope=_rope(config, head_dim) if config.get("position_embedding_type") == "rope" else None,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
-
-
-def _rope(config: Config, head_dim: int) -> RopeSpec:
-    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
-    default_rope(rope)
-    for place in (config, rope):
-        only(place, {"partial_rotary_factor": (1.0, None)})
-    return RopeSpec(head_dim, float(given(rope, "rope_theta", given(config, "rope_theta", 10000.0))))
+    dim = head_dim(config)
+    rope = whole_rope(config, dim, 10000.0) if config.get("position_embedding_type") == "rope" else None
+    return replace(grouped_attention(config, dim, rope), scale=_factor(config, "attention_multiplier"))
 
 
 def _feed_forward(config: Config) -> FeedForwardSpec:

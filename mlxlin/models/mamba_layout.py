@@ -12,12 +12,11 @@ from typing import Any
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError
+from mlxlin.models.common_layout import MIXER
 from mlxlin.models.config import Config, given, need
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec
 from mlxlin.models.values import CONV, Operation, Place
-
-MIXER = "layers.{i}.mixer."
 
 
 def parts(array: mx.array, place: Place) -> dict[str, mx.array]:
@@ -120,17 +119,19 @@ def mixer(
     )
 
 
-def expanded(config: Config, eps: float) -> LinearSpec:
-    """The mixer of configs whose keys begin with mamba_: Bamba, Granite 4.
+def expanded(config: Config, eps: float, width: int | None = None) -> LinearSpec:
+    """The mixer of configs whose keys begin with mamba_: Bamba, Falcon-H1, Granite 4; `width` of x where it is given.
 
     Raises:
         CheckpointError: sizes that do not fit each other.
     """
-    heads, width = need(config, "mamba_n_heads"), need(config, "hidden_size") * given(config, "mamba_expand", 2)
+    heads = need(config, "mamba_n_heads")
+    whole = need(config, "hidden_size") * given(config, "mamba_expand", 2) if width is None else width
     head_dim = given(config, "mamba_d_head", "auto")
-    head_dim = width // heads if head_dim == "auto" else head_dim
-    if heads * head_dim != width:
-        raise CheckpointError("config.json: mamba_n_heads x mamba_d_head is not hidden_size x mamba_expand.")
+    head_dim = whole // heads if head_dim == "auto" else head_dim
+    if heads * head_dim != whole:
+        known = "hidden_size x mamba_expand" if width is None else "mamba_d_ssm"
+        raise CheckpointError(f"config.json: mamba_n_heads x mamba_d_head is not {known}, {whole}.")
     return mixer(
         heads=heads,
         head_dim=head_dim,

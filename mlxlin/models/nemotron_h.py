@@ -7,6 +7,7 @@ time steps are kept within `time_step_limit`; transformers 5 reads `time_step_mi
 from __future__ import annotations
 
 from mlxlin.errors import CheckpointError
+from mlxlin.models.common_layout import KINDS, LAYER, MLP, MTP, attention_weights, frame_weights, grouped_attention
 from mlxlin.models.config import Config, given, need, only
 from mlxlin.models.mamba_layout import mixer, mixer_weights
 from mlxlin.models.rules import Weight
@@ -15,25 +16,16 @@ from mlxlin.models.values import STACK
 
 SERVES = (("nemotron_h", None),)
 PREFIXES = ("backbone.", "model.")
-DROPS = ((r"mtp\.", "MTP tensors (multi-token prediction head)"),)
+DROPS = (MTP,)
 
-_LAYER, _SOURCE = "layers.{i}.", "layers.{i}.mixer."
-_KINDS = ("weight", "bias")
+_SOURCE = LAYER + "mixer."
 _EXPERTS = (("up", "fc1"), ("down", "fc2"))
 WEIGHTS = (
-    Weight("embed.weight", "embeddings.weight"),
-    Weight("norm.weight", "norm_f.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(_LAYER + "mixer_norm.weight", _LAYER + "norm.weight"),
-    Weight(_LAYER + "mlp_norm.weight", _LAYER + "norm.weight"),
+    *frame_weights(embed="embeddings", norm="norm_f", mixer_norm="norm", mlp_norm="norm"),
     *mixer_weights(_SOURCE),
+    *attention_weights(_SOURCE),
     *(
-        Weight(f"{_LAYER}mixer.{target}.{kind}", f"{_SOURCE}{source}_proj.{kind}", kind="attention")
-        for target, source in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
-        for kind in _KINDS
-    ),
-    *(
-        Weight(f"{_LAYER}mlp.{target}.{kind}", f"{_SOURCE}{source}.{kind}")
+        Weight(f"{MLP}{target}.{kind}", f"{_SOURCE}{source}.{kind}")
         for target, source in (
             ("up", "up_proj"),
             ("down", "down_proj"),
@@ -42,13 +34,13 @@ WEIGHTS = (
             ("latent_in", "fc1_latent_proj"),
             ("latent_out", "fc2_latent_proj"),
         )
-        for kind in _KINDS
+        for kind in KINDS
     ),
-    Weight(_LAYER + "mlp.router.weight", _SOURCE + "gate.weight"),
-    Weight(_LAYER + "mlp.correction", _SOURCE + "gate.e_score_correction_bias"),
-    *(Weight(f"{_LAYER}mlp.experts.{p}.weight", f"{_SOURCE}experts.{{e}}.{p}_proj.weight", STACK) for p, _ in _EXPERTS),
-    *(Weight(f"{_LAYER}mlp.experts.{part}.weight", f"{_SOURCE}experts.{part}_proj") for part, _ in _EXPERTS),
-    *(Weight(f"{_LAYER}mlp.experts.{part}.weight", f"{_SOURCE}switch_mlp.{fc}.weight") for part, fc in _EXPERTS),
+    Weight(MLP + "router.weight", _SOURCE + "gate.weight"),
+    Weight(MLP + "correction", _SOURCE + "gate.e_score_correction_bias"),
+    *(Weight(f"{MLP}experts.{p}.weight", f"{_SOURCE}experts.{{e}}.{p}_proj.weight", STACK) for p, _ in _EXPERTS),
+    *(Weight(f"{MLP}experts.{part}.weight", f"{_SOURCE}experts.{part}_proj") for part, _ in _EXPERTS),
+    *(Weight(f"{MLP}experts.{part}.weight", f"{_SOURCE}switch_mlp.{fc}.weight") for part, fc in _EXPERTS),
 )
 _LETTERS = {"M": "linear", "*": "attention", "-": "mlp", "E": "moe"}
 _NAMES = {"linear_attention": "linear", "mamba": "linear", "full_attention": "attention"}
@@ -107,16 +99,7 @@ def _mamba(config: Config, eps: float) -> LinearSpec:
 
 
 def _attention(config: Config) -> AttentionSpec:
-    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
-    head_dim = given(config, "head_dim", given(config, "attention_head_dim", 128))
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    return grouped_attention(config, given(config, "head_dim", given(config, "attention_head_dim", 128)), rope=None)
 
 
 def _mixture(config: Config, bias: bool) -> MoeSpec:

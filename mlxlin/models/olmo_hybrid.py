@@ -6,8 +6,19 @@ convolution at other places; joined again it is the same).
 
 from __future__ import annotations
 
-from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
+from dataclasses import replace
+
+from mlxlin.models.common_layout import (
+    ATTENTION,
+    LAYER,
+    MIXER,
+    ROTARY,
+    attention_weights,
+    grouped_attention,
+    head_dim,
+    mlp_weights,
+)
+from mlxlin.models.config import Config, default_rope, given, layer_kinds, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -24,15 +35,14 @@ from mlxlin.models.values import CONCAT, CONV
 
 SERVES = (("olmo_hybrid", None),)
 PREFIXES = ("model.",)
-DROPS = ((r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),)
+DROPS = (ROTARY,)
 
-_LAYER, _MIXER = "layers.{i}.", "layers.{i}.mixer."
-_LINEAR, _ATTENTION = "layers.{i}.linear_attn.", "layers.{i}.self_attn."
+_LINEAR = LAYER + "linear_attn."
 _OUTPUT_EPS = 1e-5  # fixed in the source, whatever rms_norm_eps is
 
 
 def _linear(target: str, source: str) -> Weight:
-    return Weight(_MIXER + target, _LINEAR + source, kind="linear")
+    return Weight(MIXER + target, _LINEAR + source, kind="linear")
 
 
 WEIGHTS = (
@@ -40,7 +50,7 @@ WEIGHTS = (
     Weight("norm.weight", "norm.weight"),
     Weight("head.weight", "lm_head.weight"),
     *(
-        Weight(f"{_LAYER}{norm}_norm.weight", f"{_LAYER}{name}.weight", kind=kind)
+        Weight(f"{LAYER}{norm}_norm.weight", f"{LAYER}{name}.weight", kind=kind)
         for kind, norm, names in (
             ("linear", "mixer", ("input_layernorm", "attention_layer_norm")),
             ("linear", "mlp", ("post_attention_layernorm", "feedforward_layer_norm")),
@@ -49,16 +59,12 @@ WEIGHTS = (
         )
         for name in names
     ),
-    *(Weight(f"{_LAYER}mlp.{part}.weight", f"{_LAYER}mlp.{part}_proj.weight") for part in ("gate", "up", "down")),
-    *(
-        Weight(f"{_MIXER}{target}.{kind}", f"{_ATTENTION}{source}_proj.{kind}", kind="attention")
-        for target, source in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "o"))
-        for kind in ("weight", "bias")
-    ),
-    *(Weight(f"{_MIXER}{n}_norm.weight", f"{_ATTENTION}{n}_norm.weight", kind="attention") for n in "qk"),
-    Weight(_MIXER + "qkv.weight", tuple(f"{_LINEAR}{p}_proj.weight" for p in "qkv"), CONCAT, kind="linear"),
-    Weight(_MIXER + "conv.weight", tuple(f"{_LINEAR}{p}_conv1d.weight" for p in "qkv"), CONV, kind="linear"),
-    Weight(_MIXER + "conv.weight", _LINEAR + "conv1d.weight", CONV, kind="linear"),
+    *mlp_weights(),
+    *attention_weights(),
+    *(Weight(f"{MIXER}{n}_norm.weight", f"{ATTENTION}{n}_norm.weight", kind="attention") for n in "qk"),
+    Weight(MIXER + "qkv.weight", tuple(f"{_LINEAR}{p}_proj.weight" for p in "qkv"), CONCAT, kind="linear"),
+    Weight(MIXER + "conv.weight", tuple(f"{_LINEAR}{p}_conv1d.weight" for p in "qkv"), CONV, kind="linear"),
+    Weight(MIXER + "conv.weight", _LINEAR + "conv1d.weight", CONV, kind="linear"),
     _linear("gate.weight", "g_proj.weight"),
     _linear("beta.weight", "b_proj.weight"),
     _linear("decay.weight", "a_proj.weight"),
@@ -77,10 +83,7 @@ def spec(config: Config) -> ModelSpec:
         "linear_attention": LayerSpec(_linear_mixer(config), mlp, norm),
         "full_attention": LayerSpec(_attention_mixer(config, norm.eps), mlp, norm, post_norm=True),
     }
-    count = need(config, "num_hidden_layers")
-    kinds = given(config, "layer_types", _default_kinds(count))
-    if len(kinds) != count or not set(kinds) <= set(layers):
-        raise CheckpointError(f"config.json: layer_types must name linear_attention or full_attention {count} times.")
+    kinds = layer_kinds(config, _default_kinds(need(config, "num_hidden_layers")))
     return ModelSpec(
         family="olmo_hybrid",
         vocab=need(config, "vocab_size"),
@@ -118,24 +121,13 @@ def _linear_mixer(config: Config) -> LinearSpec:
 
 
 def _attention_mixer(config: Config, eps: float) -> AttentionSpec:
-    heads, bias = need(config, "num_attention_heads"), given(config, "attention_bias", False)
-    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=_rope(config, head_dim),
-        qk_norm="full",
-        eps=eps,
-        qkv_bias=bias,
-        out_bias=bias,
-    )
+    dim = head_dim(config)
+    return replace(grouped_attention(config, dim, _rope(config, dim)), qk_norm="full", eps=eps)
 
 
-def _rope(config: Config, head_dim: int) -> RopeSpec | None:
+def _rope(config: Config, dim: int) -> RopeSpec | None:
     """None where the rotary base is null, as in released checkpoints: the linear layers carry position."""
     rope = given(config, "rope_parameters", {})
     default_rope(rope)
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    return None if base is None else RopeSpec(head_dim, float(base))
+    return None if base is None else RopeSpec(dim, float(base))
