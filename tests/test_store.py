@@ -41,7 +41,8 @@ def test_a_damaged_prefix_is_a_miss_and_goes(tmp_path: Path) -> None:
     _, state = model([text])
     store.put(text, state)
     (path,) = tmp_path.glob("*/*.safetensors")
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert store.find(text, 0, model.fresh()) is None and not path.exists()
 
 

@@ -90,7 +90,8 @@ def test_another_model_is_refused_unless_the_text_is_asked_for(cli, script, tmp_
 def test_b42_a_damaged_session_is_refused_and_its_text_is_not_lost(cli, script) -> None:
     cli(*SESSION, input="one\n")
     path = mlxlin.SessionStore().path("trip")
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused = cli(*SESSION, input="two\n")
     assert refused.code == 1 and "damaged: its checksum does not fit" in refused.err and "--from-text" in refused.err
     assert cli("sessions", "show", "trip").out == "user: one\nassistant: Hello world.\n"
