@@ -5,10 +5,10 @@ from __future__ import annotations
 from mlxlin.errors import UnsupportedError
 from mlxlin.models import bailing_layout, latent_layout
 from mlxlin.models.bailing_layout import ATTENTION
-from mlxlin.models.config import Config, default_rope, given, need, only
-from mlxlin.models.latent_layout import MIXER
+from mlxlin.models.common_layout import MIXER
+from mlxlin.models.config import Config, given, need, only, rope_settings
 from mlxlin.models.rules import Weight
-from mlxlin.models.spec import DecaySpec, LayerSpec, LinearSpec, MixerSpec, ModelSpec, NormSpec, OutputSpec, RopeSpec
+from mlxlin.models.spec import DecaySpec, LinearSpec, ModelSpec, NormSpec, OutputSpec, RopeSpec
 
 # Ling and Ring 2.5 share the model type; they are another architecture (lightning attention).
 SERVES = (("bailing_hybrid", "BailingMoeV3ForCausalLM"), ("bailing_hybrid", "BailingHybridForCausalLM"))
@@ -34,25 +34,18 @@ _SUPPORTED = {
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
     only(config, _SUPPORTED)
-    rope = given(config, "rope_parameters", {})
-    default_rope(rope)
-    base = float(given(rope, "rope_theta", given(config, "rope_theta", 6e6)))
+    _, base = rope_settings(config, 6e6)
     norm = NormSpec(float(given(config, "rms_norm_eps", 1e-6)))
     turning = RopeSpec(need(config, "qk_rope_head_dim"), base, interleaved=True)
-    mixers: dict[str, MixerSpec] = {
-        "linear_attention": _delta_mixer(config, norm),
-        "full_attention": latent_layout.latent_mixer(config, rope=turning, gate=True),
-    }
-    kinds = latent_layout.layer_kinds(config, _derived_kinds(config))
-    mlps = latent_layout.feed_forwards(config, given(config, "first_k_dense_replace", 2))
-    return ModelSpec(
-        family="bailing_hybrid",
-        vocab=need(config, "vocab_size"),
-        width=need(config, "hidden_size"),
-        layers=tuple(LayerSpec(mixers[kind], mlp, norm) for kind, mlp in zip(kinds, mlps, strict=True)),
+    return latent_layout.delta_model(
+        "bailing_hybrid",
+        config,
         norm=norm,
-        tied=given(config, "tie_word_embeddings", False),
-        context=latent_layout.either(config, "model_max_length", "max_position_embeddings", 262144),
+        delta=_delta_mixer(config, norm),
+        latent=latent_layout.latent_mixer(config, rope=turning, gate=True),
+        derived_kinds=_derived_kinds(config),
+        dense_first=2,
+        context=262144,
     )
 
 
@@ -60,20 +53,12 @@ def _delta_mixer(config: Config, norm: NormSpec) -> LinearSpec:
     heads, dim = need(config, "num_attention_heads"), given(config, "linear_head_dim", given(config, "head_dim", 128))
     bounded = given(config, "kda_safe_gate", True)
     bound = float(given(config, "kda_lower_bound", -5.0))
-    return LinearSpec(
-        rule="kda",
-        heads=heads,
-        value_heads=heads,
-        key_dim=dim,
-        value_dim=dim,
-        scale=dim**-0.5,
-        output=OutputSpec(norm, gate="sigmoid"),
+    return latent_layout.delta_mixer(
+        heads,
+        dim,
         conv=given(config, "short_conv_kernel_size", 4),
-        qk_activation="silu",
-        v_activation="silu",
-        qk_norm="l2",
         decay=DecaySpec("sigmoid", vector=True, bound=bound) if bounded else DecaySpec("softplus", vector=True),
-        beta=1.0,
+        output=OutputSpec(norm, gate="sigmoid"),
     )
 
 

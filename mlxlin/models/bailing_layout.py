@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models import latent_layout
+from mlxlin.models.common_layout import LAYER, MIXER, MLP, MTP, MTP_REASON, frame_weights, head_dim, mlp_weights
 from mlxlin.models.config import Config, given, need, only
-from mlxlin.models.latent_layout import LAYER, MIXER
 from mlxlin.models.rules import BEYOND, Weight
 from mlxlin.models.spec import (
     DecaySpec,
@@ -19,20 +19,15 @@ from mlxlin.models.spec import (
 )
 
 PREFIXES = ("model.",)
-_MTP = "MTP tensors (multi-token prediction head)"
-DROPS = ((r"mtp\.", _MTP), (BEYOND, _MTP))
+DROPS = (MTP, (BEYOND, MTP_REASON))
 
-ATTENTION, _MOE = LAYER + "attention.", LAYER + "mlp."
+ATTENTION = LAYER + "attention."
 SHARED_WEIGHTS = (
-    Weight("embed.weight", "word_embeddings.weight"),
-    Weight("norm.weight", "norm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(LAYER + "mixer_norm.weight", LAYER + "input_layernorm.weight"),
-    Weight(LAYER + "mlp_norm.weight", LAYER + "post_attention_layernorm.weight"),
-    *latent_layout.MLP_WEIGHTS,
-    *latent_layout.mixture_weights(_MOE, "gate_proj", "up_proj", "down_proj"),
-    Weight(LAYER + "mlp.router.weight", _MOE + "gate.gate_proj.weight"),  # as MLX tools write it
-    Weight(LAYER + "mlp.correction", _MOE + "gate.expert_bias"),
+    *frame_weights(embed="word_embeddings"),
+    *mlp_weights(),
+    *latent_layout.mixture_weights(MLP, "gate_proj", "up_proj", "down_proj"),
+    Weight(MLP + "router.weight", MLP + "gate.gate_proj.weight"),  # as MLX tools write it
+    Weight(MLP + "correction", MLP + "gate.expert_bias"),
 )
 LIGHTNING_WEIGHTS = (
     Weight(MIXER + "qkv.weight", ATTENTION + "query_key_value.weight", kind="linear"),
@@ -90,11 +85,6 @@ def lightning_model(family: str, config: Config, full: MixerSpec) -> ModelSpec:
         tied=given(config, "tie_word_embeddings", False),
         context=given(config, "max_position_embeddings", 32768),
     )
-
-
-def head_dim(config: Config) -> int:
-    """Of attention and lightning attention."""
-    return int(given(config, "head_dim", need(config, "hidden_size") // need(config, "num_attention_heads")))
 
 
 def rope(config: Config, dims: int, *, interleaved: bool = False) -> RopeSpec:

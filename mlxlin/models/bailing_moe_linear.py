@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlxlin.models import bailing_layout
 from mlxlin.models.bailing_layout import ATTENTION
+from mlxlin.models.common_layout import MIXER, head_dim
 from mlxlin.models.config import Config, given, need
-from mlxlin.models.latent_layout import MIXER
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import AttentionSpec, ModelSpec
 from mlxlin.models.values import K_ROWS, Q_ROWS, V_ROWS
@@ -29,7 +29,7 @@ WEIGHTS = (
 
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
-    heads, dim = need(config, "num_attention_heads"), bailing_layout.head_dim(config)
+    heads, dim = need(config, "num_attention_heads"), head_dim(config)
     attention = AttentionSpec(
         heads=heads,
         kv_heads=given(config, "num_key_value_heads", heads),

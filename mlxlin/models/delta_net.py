@@ -34,7 +34,7 @@ def spec(config: Config) -> ModelSpec:
         output=OutputSpec(
             NormSpec(fla_layout.eps(config)), gate="silu" if given(config, "use_gate", False) else "none"
         ),
-        conv=given(config, "conv_size", 4) if given(config, "use_short_conv", True) else 0,
+        conv=fla_layout.taps(config, default=True),
         qk_activation="silu" if activation == "silu" else "none",
         v_activation="silu",
         features=activation if activation in ("relu", "elu") else "none",

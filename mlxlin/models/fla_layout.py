@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxlin.errors import CheckpointError
+from mlxlin.models.common_layout import KINDS, MIXER, frame_weights, mlp_weights
 from mlxlin.models.config import Config, given, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
@@ -23,18 +24,14 @@ from mlxlin.models.values import CONCAT, CONV
 PREFIXES = ("model.",)
 DROPS = ((r".*rotary\.inv_freq$", "rotary frequencies (computed)"),)
 
-ATTN, MIXER = "layers.{i}.attn.", "layers.{i}.mixer."
+ATTN = "layers.{i}.attn."
 _PROJECTIONS = tuple(ATTN + f"{part}_proj.weight" for part in "qkv")
 _CONVOLUTIONS = tuple(ATTN + f"{part}_conv1d.weight" for part in "qkv")
 
 SHARED_WEIGHTS = (
-    Weight("embed.weight", "embeddings.weight"),
-    Weight("norm.weight", "norm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight("layers.{i}.mixer_norm.weight", "layers.{i}.attn_norm.weight"),
-    Weight("layers.{i}.mlp_norm.weight", "layers.{i}.mlp_norm.weight"),
-    *(Weight(f"layers.{{i}}.mlp.{p}.weight", f"layers.{{i}}.mlp.{p}_proj.weight") for p in ("gate", "up", "down")),
-    *(Weight(MIXER + f"{p}.{kind}", ATTN + f"{p}_proj.{kind}") for p in "qkv" for kind in ("weight", "bias")),
+    *frame_weights(embed="embeddings", mixer_norm="attn_norm", mlp_norm="mlp_norm"),
+    *mlp_weights(),
+    *(Weight(MIXER + f"{p}.{kind}", ATTN + f"{p}_proj.{kind}") for p in "qkv" for kind in KINDS),
     Weight(MIXER + "qkv.weight", _PROJECTIONS, CONCAT),
     Weight(MIXER + "conv.weight", _CONVOLUTIONS, CONV),
     Weight(MIXER + "out.weight", ATTN + "o_proj.weight"),
@@ -54,6 +51,12 @@ FEATURES: dict[str | None, Features] = {None: "none", "relu": "relu", "silu": "s
 def eps(config: Config) -> float:
     """Epsilon of every norm, under its new or its old name."""
     return float(given(config, "norm_eps", given(config, "rms_norm_eps", 1e-6)))
+
+
+def taps(config: Config, *, default: bool) -> int:
+    """Width of the short convolution, 0 for none; `default`: whether there is one where the config does not say."""
+    size: int = given(config, "conv_size", 4)
+    return size if given(config, "use_short_conv", default) else 0
 
 
 def width_times(config: Config, factor: float, heads: int, key: str) -> int:

@@ -25,23 +25,26 @@ _GATES: dict[str, Gate] = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"
 
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
-    heads, head_dim = given(config, "num_heads", 6), given(config, "head_dim", 256)
     activation = _GATES[given(config, "output_gate_activation", "swish")]
-    mixer = LinearSpec(
+    gate = activation if given(config, "use_gate", True) else "none"
+    return fla_layout.model("gated_deltanet", config, mixer(config, gate))
+
+
+def mixer(config: Config, gate: Gate) -> LinearSpec:
+    """The recurrent layers, with this gate on their outputs; also where Comba and Gated DeltaProduct start from."""
+    heads, head_dim = given(config, "num_heads", 6), given(config, "head_dim", 256)
+    return LinearSpec(
         rule="gated_delta",
         heads=heads,
         value_heads=given(config, "num_v_heads", heads),
         key_dim=head_dim,
         value_dim=fla_layout.head_times(head_dim, given(config, "expand_v", 2.0), "expand_v"),
         scale=head_dim**-0.5,
-        output=OutputSpec(
-            NormSpec(fla_layout.eps(config)), gate=activation if given(config, "use_gate", True) else "none"
-        ),
-        conv=given(config, "conv_size", 4) if given(config, "use_short_conv", True) else 0,
+        output=OutputSpec(NormSpec(fla_layout.eps(config)), gate=gate),
+        conv=fla_layout.taps(config, default=True),
         qk_activation="silu",
         v_activation="silu",
         qk_norm="l2",
         decay=DecaySpec("softplus"),
         beta=2.0 if given(config, "allow_neg_eigval", False) else 1.0,
     )
-    return fla_layout.model("gated_deltanet", config, mixer)

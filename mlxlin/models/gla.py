@@ -31,7 +31,7 @@ def spec(config: Config) -> ModelSpec:
     heads = given(config, "num_heads", 4)
     key_dim = fla_layout.width_times(config, given(config, "expand_k", 0.5), heads, "expand_k")
     norm = NormSpec(fla_layout.eps(config), affine=given(config, "elementwise_affine", True))
-    conv = given(config, "conv_size", 4) if given(config, "use_short_conv", False) else 0
+    conv = fla_layout.taps(config, default=False)
     mixer = LinearSpec(
         rule="gated",
         heads=heads,

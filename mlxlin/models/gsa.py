@@ -38,7 +38,7 @@ def spec(config: Config) -> ModelSpec:
         divisor=float(given(config, "gate_logit_normalizer", 8)),
         norm=NormSpec(_OUTPUT_EPS, affine=given(config, "elementwise_affine", True)),
         features="relu" if config.get("feature_map") == "relu" else "silu",
-        conv=given(config, "conv_size", 4) if given(config, "use_short_conv", False) else 0,
+        conv=fla_layout.taps(config, default=False),
     )
     return fla_layout.model("gsa", config, mixer)
 

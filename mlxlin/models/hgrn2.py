@@ -41,7 +41,7 @@ def spec(config: Config) -> ModelSpec:
         value_dim=key_dim,
         scale=key_dim**-0.5,
         output=OutputSpec(NormSpec(_OUTPUT_EPS, affine=given(config, "elementwise_affine", True)), joint=True),
-        conv=given(config, "conv_size", 4) if given(config, "use_short_conv", False) else 0,
+        conv=fla_layout.taps(config, default=False),
         features="silu_q",
         decay=DecaySpec("forget", vector=True, bounds=layers if given(config, "use_lower_bound", True) else 0),
     )

@@ -38,7 +38,7 @@ def spec(config: Config) -> ModelSpec:
         value_dim=value_dim,
         scale=head_dim**-0.5,
         output=OutputSpec(NormSpec(fla_layout.eps(config)), gate="sigmoid", rank=value_dim, bias=True),
-        conv=given(config, "conv_size", 4) if given(config, "use_short_conv", True) else 0,
+        conv=fla_layout.taps(config, default=True),
         qk_activation="silu",
         v_activation="silu",
         qk_norm="l2",

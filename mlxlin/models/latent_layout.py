@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, given, need
+from mlxlin.models.common_layout import MIXER, MLP, single_expert_weights, stacked_expert_weights
+from mlxlin.models.config import Config, given, layer_kinds, need
 from mlxlin.models.rules import Weight
-from mlxlin.models.spec import FeedForwardSpec, LatentSpec, MlpSpec, MoeSpec, RopeSpec
+from mlxlin.models.spec import (
+    DecaySpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    LinearSpec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    OutputSpec,
+    RopeSpec,
+)
 from mlxlin.models.values import (
     COLUMNS_OF_HEADS,
     CONCAT,
     CONV,
-    FIRST_HALF,
     FLAT,
     KEYS_OF_HEADS,
     ROWS_OF_HEADS,
-    SECOND_HALF,
-    STACK,
     VALUES_OF_HEADS,
 )
-
-LAYER, MIXER = "layers.{i}.", "layers.{i}.mixer."
 
 
 def delta_weights(attention: str, out: str) -> tuple[Weight, ...]:
@@ -61,19 +69,60 @@ def latent_weights(attention: str, out: str) -> tuple[Weight, ...]:
 
 def mixture_weights(moe: str, gate: str, up: str, down: str) -> tuple[Weight, ...]:
     """A mixture of experts under the module name `moe`, whose experts' projections have the given names."""
-    stored = {"gate": gate, "up": up, "down": down}
     return (
-        Weight(LAYER + "mlp.router.weight", moe + "gate.weight"),
-        *(Weight(f"{LAYER}mlp.experts.{p}.weight", f"{moe}experts.{{e}}.{n}.weight", STACK) for p, n in stored.items()),
-        Weight(LAYER + "mlp.experts.gate.weight", moe + "experts.gate_up_proj", FIRST_HALF),
-        Weight(LAYER + "mlp.experts.up.weight", moe + "experts.gate_up_proj", SECOND_HALF),
-        Weight(LAYER + "mlp.experts.down.weight", moe + "experts.down_proj"),
-        *(Weight(f"{LAYER}mlp.experts.{p}.weight", f"{moe}switch_mlp.{p}_proj.weight") for p in stored),
-        *(Weight(f"{LAYER}mlp.shared.{p}.weight", f"{moe}shared_experts.{p}_proj.weight") for p in stored),
+        Weight(MLP + "router.weight", moe + "gate.weight"),
+        *single_expert_weights(moe, gate, up, down),
+        *stacked_expert_weights(moe),
+        *(Weight(f"{MLP}shared.{p}.weight", f"{moe}shared_experts.{p}_proj.weight") for p in ("gate", "up", "down")),
     )
 
 
-MLP_WEIGHTS = tuple(Weight(f"{LAYER}mlp.{p}.weight", f"{LAYER}mlp.{p}_proj.weight") for p in ("gate", "up", "down"))
+def delta_model(
+    family: str,
+    config: Config,
+    *,
+    norm: NormSpec,
+    delta: LinearSpec,
+    latent: LatentSpec,
+    derived_kinds: Sequence[str],
+    dense_first: int,
+    context: int,
+) -> ModelSpec:
+    """The whole decoder: delta attention and latent attention, `derived_kinds` where the config has no layer types.
+
+    `dense_first`, `context`: the family's defaults.
+    """
+    mixers: dict[str, MixerSpec] = {"linear_attention": delta, "full_attention": latent}
+    kinds = layer_kinds(config, derived_kinds)
+    mlps = feed_forwards(config, given(config, "first_k_dense_replace", dense_first))
+    return ModelSpec(
+        family=family,
+        vocab=need(config, "vocab_size"),
+        width=need(config, "hidden_size"),
+        layers=tuple(LayerSpec(mixers[kind], mlp, norm) for kind, mlp in zip(kinds, mlps, strict=True)),
+        norm=norm,
+        tied=given(config, "tie_word_embeddings", False),
+        context=either(config, "model_max_length", "max_position_embeddings", context),
+    )
+
+
+def delta_mixer(heads: int, dim: int, *, conv: int, decay: DecaySpec, output: OutputSpec) -> LinearSpec:
+    """Kimi delta attention, with heads of `dim`."""
+    return LinearSpec(
+        rule="kda",
+        heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        scale=dim**-0.5,
+        output=output,
+        conv=conv,
+        qk_activation="silu",
+        v_activation="silu",
+        qk_norm="l2",
+        decay=decay,
+        beta=1.0,
+    )
 
 
 def latent_mixer(config: Config, *, rope: RopeSpec | None, gate: bool) -> LatentSpec:
@@ -98,9 +147,8 @@ def feed_forwards(config: Config, dense_first: int) -> list[FeedForwardSpec]:
     Keys have two spellings, the hub's and transformers'.
     """
     count = need(config, "num_hidden_layers")
-    kinds = given(config, "mlp_layer_types", ["dense" if i < dense_first else "sparse" for i in range(count)])
-    if len(kinds) != count or not set(kinds) <= {"dense", "sparse"}:
-        raise CheckpointError(f"config.json: mlp_layer_types must name dense or sparse {count} times.")
+    derived = ["dense" if i < dense_first else "sparse" for i in range(count)]
+    kinds = layer_kinds(config, derived, ("dense", "sparse"), "mlp_layer_types")
     dense = MlpSpec(need(config, "intermediate_size"))
     return [dense if kind == "dense" else _mixture(config) for kind in kinds]
 
@@ -126,11 +174,3 @@ def either(config: Config, one: str, other: str, default: Any = None) -> Any:
     """The value of a key with two spellings."""
     value = given(config, one, given(config, other, default))
     return need(config, one) if value is None else value
-
-
-def layer_kinds(config: Config, derived: Sequence[str]) -> list[str]:
-    """linear_attention or full_attention for each layer: `layer_types` where it is given, else `derived`."""
-    kinds = given(config, "layer_types", list(derived))
-    if len(kinds) != need(config, "num_hidden_layers") or not set(kinds) <= {"linear_attention", "full_attention"}:
-        raise CheckpointError("config.json: layer_types must name linear_attention or full_attention for each layer.")
-    return list(kinds)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.common_layout import (
+    ATTENTION,
+    KINDS,
+    LAYER,
+    MIXER,
+    MLP,
+    frame_weights,
+    head_dim,
+    mlp_weights,
+    whole_rope,
+)
+from mlxlin.models.config import Config, given, layer_kinds, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -16,7 +27,6 @@ from mlxlin.models.spec import (
     MlpSpec,
     ModelSpec,
     NormSpec,
-    RopeSpec,
 )
 from mlxlin.models.values import CONV
 
@@ -24,28 +34,24 @@ SERVES = (("lfm2", None),)
 PREFIXES = ("model.",)
 DROPS = ((r".*(rotary|pos)_emb\.(original_)?inv_freq$", "rotary frequencies (computed)"),)
 
-_LAYER, _MIXER = "layers.{i}.", "layers.{i}.mixer."
-_CONV, _ATTENTION = "layers.{i}.conv.", "layers.{i}.self_attn."
+_CONV, _FEED_FORWARD = LAYER + "conv.", LAYER + "feed_forward."
 WEIGHTS = (
-    Weight("embed.weight", "embed_tokens.weight"),
-    Weight("norm.weight", "embedding_norm.weight"),  # of the last layer's output, whatever its name says
-    Weight("head.weight", "lm_head.weight"),
-    Weight(_LAYER + "mixer_norm.weight", _LAYER + "operator_norm.weight"),
-    Weight(_LAYER + "mlp_norm.weight", _LAYER + "ffn_norm.weight"),
+    # embedding_norm is that of the last layer's output, whatever its name says
+    *frame_weights(norm="embedding_norm", mixer_norm="operator_norm", mlp_norm="ffn_norm"),
     *(
-        Weight(f"{_LAYER}mlp.{target}.weight", f"{_LAYER}feed_forward.{source}.weight")
-        for target, sources in (("gate", ("w1", "gate_proj")), ("up", ("w3", "up_proj")), ("down", ("w2", "down_proj")))
-        for source in sources
+        Weight(f"{MLP}{target}.weight", f"{_FEED_FORWARD}{source}.weight")
+        for target, source in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     ),
-    *(Weight(f"{_MIXER}{p}.weight", f"{_ATTENTION}{p}_proj.weight", kind="attention") for p in ("q", "k", "v", "out")),
-    *(Weight(f"{_MIXER}{p}_norm.weight", f"{_ATTENTION}{p}_layernorm.weight", kind="attention") for p in "qk"),
+    *mlp_weights(_FEED_FORWARD),
+    *(Weight(f"{MIXER}{p}.weight", f"{ATTENTION}{p}_proj.weight", kind="attention") for p in ("q", "k", "v", "out")),
+    *(Weight(f"{MIXER}{p}_norm.weight", f"{ATTENTION}{p}_layernorm.weight", kind="attention") for p in "qk"),
     *(
-        Weight(f"{_MIXER}{part}.{kind}", f"{_CONV}{part}_proj.{kind}", kind="gated_conv")
+        Weight(f"{MIXER}{part}.{kind}", f"{_CONV}{part}_proj.{kind}", kind="gated_conv")
         for part in ("in", "out")
-        for kind in ("weight", "bias")
+        for kind in KINDS
     ),
-    Weight(_MIXER + "conv.weight", _CONV + "conv.weight", CONV, kind="gated_conv"),
-    Weight(_MIXER + "conv.bias", _CONV + "conv.bias", kind="gated_conv"),
+    Weight(MIXER + "conv.weight", _CONV + "conv.weight", CONV, kind="gated_conv"),
+    Weight(MIXER + "conv.bias", _CONV + "conv.bias", kind="gated_conv"),
 )
 
 
@@ -61,7 +67,7 @@ def model(family: str, config: Config, mlps: Sequence[FeedForwardSpec]) -> Model
     only(config, {"block_use_swiglu": (True, None), "use_pos_enc": (True, None), **same_width})
     mixers: dict[str, MixerSpec] = {
         "conv": GatedConvSpec(given(config, "conv_L_cache", 3), given(config, "conv_bias", False)),
-        "full_attention": _attention(config, width, norm.eps),
+        "full_attention": _attention(config, norm.eps),
     }
     layers = [LayerSpec(mixers[kind], mlp, norm) for kind, mlp in zip(_layer_kinds(config), mlps, strict=True)]
     return ModelSpec(
@@ -79,27 +85,20 @@ def _layer_kinds(config: Config) -> list[str]:
     """conv or full_attention for each layer; older configs list the attention layers' indices."""
     count, full = need(config, "num_hidden_layers"), config.get("full_attn_idxs")
     derived = None if full is None else ["full_attention" if i in full else "conv" for i in range(count)]
-    kinds = need(config, "layer_types") if derived is None else given(config, "layer_types", derived)
-    if len(kinds) != count or not set(kinds) <= {"conv", "full_attention"}:
-        raise CheckpointError(f"config.json: layer_types must name conv or full_attention {count} times.")
+    kinds = layer_kinds(config, derived, ("conv", "full_attention"))
     if derived is not None and kinds != derived:
         raise CheckpointError("config.json: layer_types contradicts full_attn_idxs.")
-    return list(kinds)
+    return kinds
 
 
-def _attention(config: Config, width: int, eps: float) -> AttentionSpec:
-    heads = need(config, "num_attention_heads")
-    head_dim = given(config, "head_dim", width // heads)
-    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
-    default_rope(rope)
-    for place in (config, rope):
-        only(place, {"partial_rotary_factor": (1.0, None)})
+def _attention(config: Config, eps: float) -> AttentionSpec:
+    dim = head_dim(config)
     return AttentionSpec(
-        heads=heads,
+        heads=need(config, "num_attention_heads"),
         kv_heads=given(config, "num_key_value_heads", 8),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=RopeSpec(head_dim, float(given(rope, "rope_theta", given(config, "rope_theta", 1e6)))),
+        head_dim=dim,
+        scale=dim**-0.5,
+        rope=whole_rope(config, dim, 1e6),
         qk_norm="head",
         eps=eps,
     )

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from mlxlin.models import lfm2
+from mlxlin.models.common_layout import LAYER, MLP, single_expert_weights, stacked_expert_weights
 from mlxlin.models.config import Config, given, need
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import MlpSpec, ModelSpec, MoeSpec
-from mlxlin.models.values import FIRST_HALF, SECOND_HALF, STACK
 
 SERVES = (("lfm2_moe", None),)
 PREFIXES = lfm2.PREFIXES
 DROPS = lfm2.DROPS
 
-_MLP, _MOE = "layers.{i}.mlp.", "layers.{i}.feed_forward."
-# Experts: each by itself, all in one tensor, or as MLX tools stack them.
+_MOE = LAYER + "feed_forward."
 WEIGHTS = (
     *lfm2.WEIGHTS,
-    Weight(_MLP + "router.weight", _MOE + "gate.weight"),
-    Weight(_MLP + "correction", _MOE + "expert_bias"),
-    *(
-        Weight(f"{_MLP}experts.{part}.weight", f"{_MOE}experts.{{e}}.{source}.weight", STACK)
-        for part, source in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-    ),
-    Weight(_MLP + "experts.gate.weight", _MOE + "experts.gate_up_proj", FIRST_HALF),
-    Weight(_MLP + "experts.up.weight", _MOE + "experts.gate_up_proj", SECOND_HALF),
-    Weight(_MLP + "experts.down.weight", _MOE + "experts.down_proj"),
-    *(Weight(f"{_MLP}experts.{p}.weight", f"{_MOE}switch_mlp.{p}_proj.weight") for p in ("gate", "up", "down")),
+    Weight(MLP + "router.weight", _MOE + "gate.weight"),
+    Weight(MLP + "correction", _MOE + "expert_bias"),
+    *single_expert_weights(_MOE, "w1", "w3", "w2"),
+    *stacked_expert_weights(_MOE),
 )
 _SUM_EPS = 1e-6  # fixed in the source
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from mlxlin.models import latent_layout
-from mlxlin.models.config import Config, default_rope, given, need, only
-from mlxlin.models.latent_layout import LAYER, MIXER
+from mlxlin.models.common_layout import (
+    ATTENTION,
+    LAYER,
+    MIXER,
+    MLP,
+    ROTARY,
+    attention_weights,
+    frame_weights,
+    head_dim,
+    whole_rope,
+)
+from mlxlin.models.config import Config, given, layer_kinds, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -16,35 +26,27 @@ from mlxlin.models.spec import (
     MoeSpec,
     NormSpec,
     OutputSpec,
-    RopeSpec,
 )
 from mlxlin.models.values import QKV_OF_HEADS
 
 SERVES = (("minimax", None),)
 PREFIXES = ("model.",)
-_ATTENTION = LAYER + "self_attn."
 DROPS = (
     (r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)$", "decay factors (computed)"),
-    (r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),
+    ROTARY,
 )
 WEIGHTS = (
-    Weight("embed.weight", "embed_tokens.weight"),
-    Weight("norm.weight", "norm.weight"),
-    Weight("head.weight", "lm_head.weight"),
-    Weight(LAYER + "mixer_norm.weight", LAYER + "input_layernorm.weight"),
-    Weight(LAYER + "mlp_norm.weight", LAYER + "post_attention_layernorm.weight"),
-    *(Weight(f"{MIXER}{p}.weight", f"{_ATTENTION}{p}_proj.weight", kind="attention") for p in "qkv"),
-    Weight(MIXER + "out.weight", _ATTENTION + "o_proj.weight", kind="attention"),
-    Weight(MIXER + "qkv.weight", _ATTENTION + "qkv_proj.weight", QKV_OF_HEADS, kind="linear"),
-    Weight(MIXER + "gate.weight", _ATTENTION + "output_gate.weight", kind="linear"),
-    Weight(MIXER + "norm.weight", _ATTENTION + "norm.weight", kind="linear"),
-    Weight(MIXER + "out.weight", _ATTENTION + "out_proj.weight", kind="linear"),
+    *frame_weights(),
+    *attention_weights(),
+    Weight(MIXER + "qkv.weight", ATTENTION + "qkv_proj.weight", QKV_OF_HEADS, kind="linear"),
+    Weight(MIXER + "gate.weight", ATTENTION + "output_gate.weight", kind="linear"),
+    Weight(MIXER + "norm.weight", ATTENTION + "norm.weight", kind="linear"),
+    Weight(MIXER + "out.weight", ATTENTION + "out_proj.weight", kind="linear"),
     *latent_layout.mixture_weights(LAYER + "block_sparse_moe.", "w1", "w3", "w2"),
-    *latent_layout.mixture_weights(LAYER + "mlp.", "w1", "w3", "w2"),
+    *latent_layout.mixture_weights(MLP, "w1", "w3", "w2"),
 )
 _SUPPORTED = {
     "hidden_act": ("silu",),
-    "partial_rotary_factor": (1, None),
     "rope_scaling": (None,),
     "shared_intermediate_size": (0, None),
 }
@@ -53,23 +55,15 @@ _OUTPUT_EPS = 1e-6  # fixed in the source, whatever rms_norm_eps is
 
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
-    rope = given(config, "rope_parameters", {})
-    default_rope(rope)
-    heads = need(config, "num_attention_heads")
-    head_dim = given(config, "head_dim", need(config, "hidden_size") // heads)
-    only(config, {**_SUPPORTED, "rotary_dim": (head_dim, None)})
-    only(rope, _SUPPORTED)
-    count = need(config, "num_hidden_layers")
-    kinds = latent_layout.layer_kinds(
-        config, ["linear_attention" if index % 2 else "full_attention" for index in range(count)]
-    )
-    base = float(given(rope, "rope_theta", given(config, "rope_theta", 1e6)))
+    heads, dim, count = need(config, "num_attention_heads"), head_dim(config), need(config, "num_hidden_layers")
+    only(config, {**_SUPPORTED, "rotary_dim": (dim, None)})
+    kinds = layer_kinds(config, ["linear_attention" if index % 2 else "full_attention" for index in range(count)])
     attention = AttentionSpec(
         heads=heads,
         kv_heads=given(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        rope=RopeSpec(head_dim, base),
+        head_dim=dim,
+        scale=dim**-0.5,
+        rope=whole_rope(config, dim, 1e6),
         window=config.get("sliding_window"),
     )
     norm = NormSpec(float(given(config, "rms_norm_eps", 1e-5)))
@@ -82,7 +76,7 @@ def spec(config: Config) -> ModelSpec:
         width=need(config, "hidden_size"),
         layers=tuple(
             LayerSpec(
-                _lightning(heads, head_dim, index, count) if kind == "linear_attention" else attention,
+                _lightning(heads, dim, index, count) if kind == "linear_attention" else attention,
                 moe,
                 norm,
                 mixer_blend=_blend(config, "linear_attn" if kind == "linear_attention" else "full_attn"),

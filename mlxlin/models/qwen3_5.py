@@ -6,6 +6,7 @@ Also reads the text part of the multimodal checkpoints, and what MLX tools made 
 from __future__ import annotations
 
 from mlxlin.models import qwen_layout
+from mlxlin.models.common_layout import mlp_weights
 from mlxlin.models.config import Config, need
 from mlxlin.models.spec import MlpSpec, ModelSpec
 
@@ -13,7 +14,7 @@ SERVES = (("qwen3_5", None), ("qwen3_5_text", None))
 PREFIXES = qwen_layout.PREFIXES
 DROPS = qwen_layout.DROPS
 
-WEIGHTS = (*qwen_layout.SHARED_WEIGHTS, *qwen_layout.SPLIT_WEIGHTS, *qwen_layout.MLP_WEIGHTS)
+WEIGHTS = (*qwen_layout.SHARED_WEIGHTS, *qwen_layout.SPLIT_WEIGHTS, *mlp_weights())
 
 
 def spec(config: Config) -> ModelSpec:

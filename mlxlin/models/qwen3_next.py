@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxlin.models import qwen_layout
+from mlxlin.models.common_layout import mlp_weights
 from mlxlin.models.config import Config, given, need
 from mlxlin.models.spec import FeedForwardSpec, MlpSpec, ModelSpec
 from mlxlin.models.values import BETA_OF_GROUPS, DECAY_OF_GROUPS, GATE_OF_GROUPS, QKV_OF_GROUPS
@@ -12,7 +13,7 @@ PREFIXES = qwen_layout.PREFIXES
 DROPS = qwen_layout.DROPS
 WEIGHTS = (
     *qwen_layout.SHARED_WEIGHTS,
-    *qwen_layout.MLP_WEIGHTS,
+    *mlp_weights(),
     *qwen_layout.MOE_WEIGHTS,
     qwen_layout.linear_weight("qkv.weight", "in_proj_qkvz.weight", QKV_OF_GROUPS),
     qwen_layout.linear_weight("gate.weight", "in_proj_qkvz.weight", GATE_OF_GROUPS),

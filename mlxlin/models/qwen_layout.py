@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxlin.errors import CheckpointError
-from mlxlin.models.config import Config, default_rope, given, need, only
+from mlxlin.models.common_layout import MLP, MTP_REASON, ROTARY, single_expert_weights, stacked_expert_weights
+from mlxlin.models.config import Config, given, layer_kinds, need, only, rope_settings
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -22,20 +23,17 @@ from mlxlin.models.spec import (
 from mlxlin.models.values import (
     CONV,
     COPY,
-    FIRST_HALF,
     GATE_OF_PAIR,
     ONE_PLUS,
     QUERY_OF_PAIR,
-    SECOND_HALF,
-    STACK,
     Operation,
 )
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 DROPS = (
-    (r"mtp\.|mtp_", "MTP tensors (multi-token prediction head)"),
+    (r"mtp\.|mtp_", MTP_REASON),
     (r"visual\.|vision_tower\.|vision_model\.", "vision tensors (only the text part is read)"),
-    (r".*rotary_emb\.inv_freq$", "rotary frequencies (computed)"),
+    ROTARY,
 )
 
 _ATTENTION, _LINEAR = "layers.{i}.self_attn.", "layers.{i}.linear_attn."
@@ -76,30 +74,12 @@ SHARED_WEIGHTS = (
     linear_weight("norm.weight", "norm.weight"),
     linear_weight("out.weight", "out_proj.weight"),
 )
-# A mixture's experts: each by itself, all in one tensor, or as MLX tools stack them.
 MOE_WEIGHTS = (
-    Weight("layers.{i}.mlp.router.weight", "layers.{i}.mlp.gate.weight"),
-    Weight("layers.{i}.mlp.shared_gate.weight", "layers.{i}.mlp.shared_expert_gate.weight"),
-    *(
-        rule
-        for part, half in (("gate", FIRST_HALF), ("up", SECOND_HALF))
-        for rule in (
-            Weight(f"layers.{{i}}.mlp.experts.{part}.weight", "layers.{i}.mlp.experts.gate_up_proj", half),
-            Weight(f"layers.{{i}}.mlp.shared.{part}.weight", f"layers.{{i}}.mlp.shared_expert.{part}_proj.weight"),
-        )
-    ),
-    Weight("layers.{i}.mlp.experts.down.weight", "layers.{i}.mlp.experts.down_proj"),
-    Weight("layers.{i}.mlp.shared.down.weight", "layers.{i}.mlp.shared_expert.down_proj.weight"),
-    *(
-        rule
-        for part in ("gate", "up", "down")
-        for rule in (
-            Weight(
-                f"layers.{{i}}.mlp.experts.{part}.weight", f"layers.{{i}}.mlp.experts.{{e}}.{part}_proj.weight", STACK
-            ),
-            Weight(f"layers.{{i}}.mlp.experts.{part}.weight", f"layers.{{i}}.mlp.switch_mlp.{part}_proj.weight"),
-        )
-    ),
+    Weight(MLP + "router.weight", MLP + "gate.weight"),
+    *stacked_expert_weights(MLP),
+    *single_expert_weights(MLP, "gate_proj", "up_proj", "down_proj"),
+    *(Weight(f"{MLP}shared.{p}.weight", f"{MLP}shared_expert.{p}_proj.weight") for p in ("gate", "up", "down")),
+    Weight(MLP + "shared_gate.weight", MLP + "shared_expert_gate.weight"),
 )
 # The projections of a gated delta net layer as Qwen3.5 stores them.
 SPLIT_WEIGHTS = (
@@ -107,9 +87,6 @@ SPLIT_WEIGHTS = (
     linear_weight("gate.weight", "in_proj_z.weight"),
     linear_weight("beta.weight", "in_proj_b.weight"),
     linear_weight("decay.weight", "in_proj_a.weight"),
-)
-MLP_WEIGHTS = tuple(
-    Weight(f"layers.{{i}}.mlp.{part}.weight", f"layers.{{i}}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")
 )
 
 
@@ -129,12 +106,10 @@ def layer_types(config: Config) -> list[str]:
     count, interval = need(config, "num_hidden_layers"), config.get("full_attention_interval")
     every = given(config, "full_attention_interval", 4)
     derived = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
-    types = given(config, "layer_types", derived)
-    if len(types) != count or not set(types) <= {"linear_attention", "full_attention"}:
-        raise CheckpointError(f"config.json: layer_types must name linear_attention or full_attention {count} times.")
+    types = layer_kinds(config, derived)
     if interval is not None and types != derived:
         raise CheckpointError(f"config.json: layer_types contradicts full_attention_interval = {interval}.")
-    return list(types)
+    return types
 
 
 def linear_mixer(config: Config) -> LinearSpec:
@@ -188,12 +163,10 @@ def mixture(config: Config) -> MoeSpec:
 
 
 def _rope(config: Config, head_dim: int) -> RopeSpec:
-    rope = given(config, "rope_parameters", given(config, "rope_scaling", {}))
     # Sections of multimodal positions: text has one position, for which they make no difference.
-    default_rope(rope, ignored=("mrope_section", "mrope_interleaved"))
+    rope, base = rope_settings(config, 10000.0, ignored=("mrope_section", "mrope_interleaved"))
     share = given(rope, "partial_rotary_factor", given(config, "partial_rotary_factor", 0.25))
-    base = given(rope, "rope_theta", given(config, "rope_theta", 10000.0))
-    return RopeSpec(int(head_dim * share), float(base))
+    return RopeSpec(int(head_dim * share), base)
 
 
 def _eps(config: Config) -> float:

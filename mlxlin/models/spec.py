@@ -11,243 +11,36 @@ from typing import Any, Literal
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.declaration import dump, load
+from mlxlin.models.mixer_spec import (
+    FIXED_DECAYS,
+    Activation,
+    AttentionSpec,
+    DecaySpec,
+    Features,
+    Gate,
+    GatedConvSpec,
+    LatentSpec,
+    LinearSpec,
+    MixerSpec,
+    NormSpec,
+    OutputSpec,
+    RopeSpec,
+    Rwkv6Spec,
+    Rwkv7Spec,
+    SlotSpec,
+)
 
 FORMAT = 1
-
-Activation = Literal["none", "silu"]
-Gate = Literal["none", "silu", "sigmoid"]
-Features = Literal["none", "silu", "silu_q", "relu", "elu", "hadamard", "hedgehog", "t2r", "dpfp"]
-FIXED_DECAYS = ("retention", "geometric", "alibi")  # which do not depend on the input
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding over the first `dims` of each head.
-
-    interleaved: neighbours are turned together (GPT-J order), else the two halves (NeoX order).
-    """
-
-    dims: int
-    base: float = 10000.0
-    interleaved: bool = False
-
-
-@dataclass(frozen=True)
-class NormSpec:
-    """A normalisation over the last axis."""
-
-    eps: float
-    kind: Literal["rms", "layer"] = "rms"
-    affine: bool = True
-
-
-@dataclass(frozen=True)
-class DecaySpec:
-    """How the log decay g comes from the layer's input x.
-
-    softplus:   g = -exp(A_log) softplus(W x + dt_bias)              (Mamba-2, Gated DeltaNet, KDA)
-    sigmoid:    g = bound sigmoid(exp(A_log) (W x + dt_bias))        (KDA with a lower bound; bound < 0)
-    logsigmoid: g = max(logsigmoid(W x + b) / divisor, floor)        (GLA)
-    retention:  g = log(1 - 2^(-5-h))                                (RetNet)
-    forget:     g = log(b + (1 - b) sigmoid(W x)), k = 1 - exp(g)    (HGRN2)
-    geometric:  g = -factor 2^(-8(h+1)/H)                            (Lightning attention in MiniMax)
-    alibi:      the same, with ALiBi's slopes where H is no power of two (Lightning attention in Ring)
-
-    `vector` gives one value per key channel, else one per head. W is W2 W1 of rank `rank` where rank > 0. `bounds` is
-    the number of rows of the table that b is learned in, one per layer: b is row `layer` of the table's softmax over
-    layers, summed up to there without the first; 0 where bounds = 0.
-
-    Of softplus, the factor softplus(W x + dt_bias) is a time step: it is kept within `shortest` and `longest`, and v is
-    multiplied by it where `scales_values`.
-    """
-
-    kind: Literal["softplus", "sigmoid", "logsigmoid", "retention", "forget", "geometric", "alibi"]
-    vector: bool = False
-    rank: int = 0
-    divisor: float = 1.0
-    floor: float | None = None
-    bound: float = 0.0
-    bounds: int = 0
-    layer: int = 0
-    scales_values: bool = False
-    shortest: float = 0.0
-    longest: float | None = None
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """What happens between the recurrence and the output projection: a norm, and a gate beside it.
-
-    joint: the norm runs over all heads together, in `groups` equal parts, else over each.
-    gate: activation(W x) multiplied after the norm, or before it where `gate_first`; W is W2 W1 of rank `rank` where
-        rank > 0, `bias` on the outer one.
-    """
-
-    norm: NormSpec | None
-    gate: Gate = "none"
-    rank: int = 0
-    bias: bool = False
-    joint: bool = False
-    groups: int = 1
-    gate_first: bool = False
-
-
-@dataclass(frozen=True)
-class LinearSpec:
-    """A recurrent mixer of the linear-attention family; `rule` is the name `mlxlin.recurrences.run` knows.
-
-    conv: taps of a depthwise causal convolution over the projected q, k and v, 0 for none; the activations sit behind
-        it. features: map applied to q and k, or to q alone (silu_q); with weights of their own for hadamard, hedgehog
-        and t2r (shared by q and k where `tied_features`). qk_norm: l2 (unit vectors), sum (sum of absolute values is
-        one), rms (of each head, with a learned gain and `qk_eps`, before the rotation) or none. simplex_q, simplex_k:
-        divide by (sum + 1e-4). scale: factor on q. kv_heads: heads of the k, v and decay projections, repeated to
-        `heads`. steps: delta steps per token. beta: factor on sigmoid(W x), or on one where `beta_projection` is off.
-        skip: D v is added to what the recurrence reads, with one D per head or per channel, v before its time step.
-        in_bias, out_bias: of the projections of q, k, v and decay, of the output's.
-
-    With the rule comba the state is read by p, in each head a learned fraction of k, and q is corrected by D p.
-    """
-
-    rule: Literal["linear", "decay", "gated", "delta", "gated_delta", "comba", "kda", "delta_product"]
-    heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float
-    output: OutputSpec
-    kv_heads: int = 0
-    conv: int = 0
-    conv_bias: bool = False
-    qk_activation: Activation = "none"
-    v_activation: Activation = "none"
-    features: Features = "none"
-    tied_features: bool = False
-    simplex_q: bool = False
-    simplex_k: bool = False
-    qk_norm: Literal["none", "l2", "sum", "rms"] = "none"
-    qk_eps: float = 1e-6
-    rope: RopeSpec | None = None
-    decay: DecaySpec | None = None
-    beta: float | None = None
-    beta_projection: bool = True
-    steps: int = 1
-    normalize: bool = False
-    skip: Literal["none", "head", "channel"] = "none"
-    in_bias: bool = False
-    out_bias: bool = False
-    kind: Literal["linear"] = "linear"
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """Softmax attention with grouped key/value heads.
-
-    qk_norm: rms over each head, over the whole projected width, or none. gate: out * sigmoid(W x) before the output
-    projection. window: a query sees this many keys, itself included.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    rope: RopeSpec | None = None
-    qk_norm: Literal["none", "head", "full"] = "none"
-    eps: float = 1e-6
-    gate: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    window: int | None = None
-    kind: Literal["attention"] = "attention"
-
-
-@dataclass(frozen=True)
-class LatentSpec:
-    """Multi-head latent attention; without `rope` the shared part of the keys is not turned.
-
-    plain_dim, rotary_dim: parts of a head's query and key that come from the latent and that all heads share.
-    kv_rank: width of the latent. q_rank: of the query's, 0 where queries are projected directly. gate: each head's
-    output times a value of sigmoid(W x).
-    """
-
-    heads: int
-    plain_dim: int
-    rotary_dim: int
-    value_dim: int
-    kv_rank: int
-    scale: float
-    q_rank: int = 0
-    rope: RopeSpec | None = None
-    eps: float = 1e-6
-    gate: bool = False
-    kind: Literal["latent"] = "latent"
-
-
-@dataclass(frozen=True)
-class Rwkv7Spec:
-    """RWKV-7's time mixing. Ranks are those of its low-rank projections.
-
-    value_rank: 0 in the layer whose values the others are drawn towards. eps: of the norm of each head. key_eps: added
-    to the sum of squares of the keys that are taken out of the state.
-    """
-
-    heads: int
-    head_dim: int
-    decay_rank: int
-    rate_rank: int
-    value_rank: int
-    gate_rank: int
-    eps: float
-    key_eps: float
-    kind: Literal["rwkv7"] = "rwkv7"
-
-
-@dataclass(frozen=True)
-class Rwkv6Spec:
-    """RWKV-6's time mixing; mix_rank, decay_rank: of its low-rank projections; eps: of the norm of each head."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-    mix_rank: int
-    decay_rank: int
-    eps: float
-    kind: Literal["rwkv6"] = "rwkv6"
-
-
-@dataclass(frozen=True)
-class SlotSpec:
-    """Attention over `slots` memories that forget, by logsigmoid(W x) / divisor.
-
-    features: map applied to q and k. conv: taps of a depthwise causal convolution over the projected q, k and v with
-    silu behind it, 0 for none. kv_heads: heads of the k, v and forget projections, repeated to `heads`. norm: of all
-    heads together, behind silu.
-    """
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    slots: int
-    divisor: float
-    norm: NormSpec
-    features: Literal["silu", "relu"] = "silu"
-    conv: int = 0
-    kind: Literal["slots"] = "slots"
-
-
-@dataclass(frozen=True)
-class GatedConvSpec:
-    """A short convolution between two gates, all from one projection; bias: of convolution and projections."""
-
-    taps: int
-    bias: bool = False
-    kind: Literal["gated_conv"] = "gated_conv"
 
 
 @dataclass(frozen=True)
 class ChannelMixSpec:
-    """RWKV's feed-forward, with a token shift before it: value(relu(key x)^2), in RWKV-6 times sigmoid(gate x)."""
+    """RWKV's feed-forward, with a token shift before it: value(relu(key x)^2).
+
+    Attributes:
+        hidden: width of the key.
+        gated: times sigmoid(gate x), as in RWKV-6.
+    """
 
     hidden: int
     gated: bool = False
@@ -256,7 +49,13 @@ class ChannelMixSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """Feed-forward: down(silu(gate x) * up x), or down(relu(up x)^2). bias: of all its projections."""
+    """A feed-forward part.
+
+    Attributes:
+        hidden: its width.
+        form: swiglu for down(silu(gate x) * up x), relu2 for down(relu(up x)^2).
+        bias: of all its projections.
+    """
 
     hidden: int
     form: Literal["swiglu", "relu2"] = "swiglu"
@@ -266,31 +65,39 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """Mixture of experts, each a feed-forward of width `hidden`, `active` of them for each token.
+    """A mixture of experts, each a feed-forward part.
 
-    score: what router logits become. correction: a learned bias on the scores that only counts in the choice. groups,
-    groups_kept: only experts of the groups with the largest two best scores are chosen. normalized: weights are divided
-    by their sum + `sum_eps`, then times `factor`. shared: width of a feed-forward for all tokens, 0 for none;
-    shared_gate: times sigmoid(W x). exact_router: logits are computed in float32 whatever the dtype of the model.
-    form: of all experts, as in MlpSpec. latent: width of a projection of x that the experts work on, whose sum is
-    projected back; 0 for x itself. bias: of the shared part and the latent projections.
+    Attributes:
+        experts, active: how many there are, and how many work on a token.
+        hidden: width of each.
+        form: as in MlpSpec, of all experts.
+        score: what router logits become.
+        exact_router: the logits are computed in float32 whatever the dtype of the model.
+        correction: a learned bias on the scores that only counts in the choice.
+        groups, groups_kept: only experts of the groups with the largest two best scores are chosen.
+        normalized: weights are divided by their sum + `sum_eps`.
+        factor: on the weights, after that.
+        latent: width of a projection of x that the experts work on, whose sum is projected back; 0 for x itself.
+        shared: width of a feed-forward part for all tokens, 0 for none.
+        shared_gate: that part times sigmoid(W x).
+        bias: of the shared part and the latent projections.
     """
 
     experts: int
     active: int
     hidden: int
+    form: Literal["swiglu", "relu2"] = "swiglu"
     score: Literal["softmax", "sigmoid"] = "softmax"
+    exact_router: bool = False
     correction: bool = False
     groups: int = 1
     groups_kept: int = 1
     normalized: bool = True
     sum_eps: float = 1e-20
     factor: float = 1.0
+    latent: int = 0
     shared: int = 0
     shared_gate: bool = False
-    exact_router: bool = False
-    form: Literal["swiglu", "relu2"] = "swiglu"
-    latent: int = 0
     bias: bool = False
     kind: Literal["moe"] = "moe"
 
@@ -300,13 +107,17 @@ class MoeSpec:
         return MlpSpec(self.shared, self.form, self.bias) if self.shared else None
 
 
-MixerSpec = LinearSpec | AttentionSpec | LatentSpec | Rwkv7Spec | GatedConvSpec | SlotSpec | Rwkv6Spec
 FeedForwardSpec = MlpSpec | MoeSpec | ChannelMixSpec
 
 
 @dataclass(frozen=True)
 class BlendSpec:
-    """Another residual path: x + added part(norm x); where there is `kept`, kept norm(x) + added part(norm x)."""
+    """Another residual path: kept + added part(norm x).
+
+    Attributes:
+        kept: what is kept is this factor times norm(x); None for x itself.
+        added: factor on what the part adds.
+    """
 
     kept: float | None
     added: float
@@ -314,7 +125,12 @@ class BlendSpec:
 
 @dataclass(frozen=True)
 class FoldedSpec:
-    """Factors that are multiplied into a parameter when a checkpoint is read: one, or one for each of q, k and v."""
+    """Factors that are multiplied into a parameter when a checkpoint is read.
+
+    Attributes:
+        parameter: its name in the layer.
+        factors: one, or one for each of q, k and v.
+    """
 
     parameter: str
     factors: tuple[float, ...]
@@ -322,11 +138,14 @@ class FoldedSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One residual layer: x + mixer(norm x), then x + mlp(norm x); with `post_norm` the norms sit behind the parts.
+    """One residual layer: x + mixer(norm x), then x + mlp(norm x).
 
-    Either part may be missing, with its norm. mixer_blend, mlp_blend: another residual path beside that part. beside: a
-    second mixer of the same input, whose output is added to the first's. folded: what the parameters hold beside the
-    checkpoint's numbers; nothing is left of it to compute.
+    Attributes:
+        mixer, mlp: its parts; one may be missing, with its norm.
+        norm: before each part, or behind it where `post_norm`.
+        mixer_blend, mlp_blend: another residual path beside that part.
+        beside: a second mixer of the same input, whose output is added to the first's.
+        folded: what the parameters hold beside the checkpoint's numbers; nothing is left of it to compute.
     """
 
     mixer: MixerSpec | None
@@ -352,8 +171,12 @@ class ModelSpec:
 
     Attributes:
         family: name of the family module that wrote this.
-        context: tokens the model was trained for.
+        vocab: tokens it knows.
+        width: D.
+        layers: from the first to the last.
+        norm: behind the last layer.
         tied: the head is the embedding.
+        context: tokens the model was trained for.
         embed_norm: of the embedded tokens, before the first layer.
         embed_factor: on the embedded tokens.
         logit_factor: on the logits.
@@ -390,3 +213,32 @@ class ModelSpec:
         spec = load(cls, fields, "spec")
         assert isinstance(spec, cls)
         return spec
+
+
+__all__ = [
+    "FIXED_DECAYS",
+    "FORMAT",
+    "Activation",
+    "AttentionSpec",
+    "BlendSpec",
+    "ChannelMixSpec",
+    "DecaySpec",
+    "Features",
+    "FeedForwardSpec",
+    "FoldedSpec",
+    "Gate",
+    "GatedConvSpec",
+    "LatentSpec",
+    "LayerSpec",
+    "LinearSpec",
+    "MixerSpec",
+    "MlpSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "NormSpec",
+    "OutputSpec",
+    "RopeSpec",
+    "Rwkv6Spec",
+    "Rwkv7Spec",
+    "SlotSpec",
+]
