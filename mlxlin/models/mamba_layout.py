@@ -25,8 +25,7 @@ def parts(array: mx.array, place: Place) -> dict[str, mx.array]:
     Raises:
         CheckpointError: it has another number of rows.
     """
-    assert place.layer is not None and isinstance(place.layer.mixer, LinearSpec)
-    spec = place.layer.mixer
+    spec = place.mixer(LinearSpec)
     values, keys = spec.value_heads * spec.value_dim, spec.heads * spec.key_dim
     sizes = {"x": values, "B": keys, "C": keys}
     whole = {"z": values, **sizes, "dt": spec.value_heads}

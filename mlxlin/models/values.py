@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mlxlin.backend import mx
 from mlxlin.errors import UnsupportedError
-from mlxlin.models.spec import AttentionSpec, LatentSpec, LayerSpec, LinearSpec
+from mlxlin.models.spec import AttentionSpec, LatentSpec, LayerSpec, LinearSpec, MixerSpec
+
+Spec = TypeVar("Spec", bound=MixerSpec)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,11 @@ class Place:
 
     layer: LayerSpec | None
     mlx_layout: bool
+
+    def mixer(self, kind: type[Spec]) -> Spec:
+        """The layer's mixer, of the kind that the rule is for."""
+        assert self.layer is not None and isinstance(self.layer.mixer, kind)
+        return self.layer.mixer
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ def _conv(arrays: list[mx.array], place: Place) -> mx.array:
 
 def _interleaved(part: int, parts: int) -> Callable[[list[mx.array], Place], mx.array]:
     def apply(arrays: list[mx.array], place: Place) -> mx.array:
-        array, heads = _only(arrays), _attention_heads(place)
+        array, heads = _only(arrays), place.mixer(AttentionSpec).heads
         rest = array.shape[1:]
         return array.reshape(heads, parts, -1, *rest)[:, part].reshape(-1, *rest)
 
@@ -62,8 +70,7 @@ def _key_head_groups(part: int) -> Callable[[list[mx.array], Place], mx.array]:
     """Rows stored for each key head in turn, [q | k | v | z] or [b | a]: those of q, k and v, or of one other part."""
 
     def apply(arrays: list[mx.array], place: Place) -> mx.array:
-        assert place.layer is not None and isinstance(place.layer.mixer, LinearSpec)
-        spec, array = place.layer.mixer, _only(arrays)
+        spec, array = place.mixer(LinearSpec), _only(arrays)
         grouped = array.reshape(spec.heads, -1, *array.shape[1:])
         values = spec.value_heads // spec.heads * spec.value_dim
         ends = [spec.key_dim, 2 * spec.key_dim, 2 * spec.key_dim + values]
@@ -81,8 +88,7 @@ def _head_parts(values: bool) -> Callable[[list[mx.array], Place], mx.array]:
     """Rows of each head in turn, first those of its keys, then of its values."""
 
     def apply(arrays: list[mx.array], place: Place) -> mx.array:
-        assert place.layer is not None and isinstance(place.layer.mixer, LatentSpec)
-        spec, array = place.layer.mixer, _only(arrays)
+        spec, array = place.mixer(LatentSpec), _only(arrays)
         grouped = array.reshape(spec.heads, -1, *array.shape[1:])
         chosen = grouped[:, spec.plain_dim :] if values else grouped[:, : spec.plain_dim]
         return chosen.reshape(-1, *array.shape[1:])
@@ -92,8 +98,7 @@ def _head_parts(values: bool) -> Callable[[list[mx.array], Place], mx.array]:
 
 def _thirds_of_heads(arrays: list[mx.array], place: Place) -> mx.array:
     """Rows stored for each head in turn, [q | k | v], as those of all heads' q, then k, then v."""
-    assert place.layer is not None and isinstance(place.layer.mixer, LinearSpec)
-    array, heads = _only(arrays), place.layer.mixer.heads
+    array, heads = _only(arrays), place.mixer(LinearSpec).heads
     return array.reshape(heads, 3, -1, array.shape[-1]).swapaxes(0, 1).reshape(array.shape)
 
 
@@ -105,17 +110,11 @@ def _rows_of(part: int) -> Callable[[list[mx.array], Place], mx.array]:
     """Rows of all heads' q, then k, then v: those of one of the three."""
 
     def apply(arrays: list[mx.array], place: Place) -> mx.array:
-        assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
-        spec = place.layer.mixer
+        spec = place.mixer(AttentionSpec)
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         return mx.split(_only(arrays), [queries, queries + keys], axis=0)[part]
 
     return apply
-
-
-def _attention_heads(place: Place) -> int:
-    assert place.layer is not None and isinstance(place.layer.mixer, AttentionSpec)
-    return place.layer.mixer.heads
 
 
 def folded(parameter: str, operation: Operation) -> Operation:
@@ -134,8 +133,7 @@ def folded(parameter: str, operation: Operation) -> Operation:
             )
         rows = mx.array(factors)
         if len(factors) > 1:
-            assert isinstance(place.layer.mixer, LinearSpec)
-            spec = place.layer.mixer
+            spec = place.mixer(LinearSpec)
             keys, values = spec.heads * spec.key_dim, spec.value_heads * spec.value_dim
             rows = mx.concatenate([mx.full((n,), f) for n, f in zip((keys, keys, values), factors, strict=True)])
         return (array.astype(mx.float32) * rows.reshape(-1, *[1] * (array.ndim - 1))).astype(array.dtype)
