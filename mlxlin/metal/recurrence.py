@@ -31,6 +31,7 @@ class Arguments:
     S: mx.array | None = None
     Z: mx.array | None = None
     lengths: mx.array | None = None
+    dtype: mx.Dtype | None = None  # of y; v's if None
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -77,10 +78,8 @@ def supports(K: int, V: int) -> bool:
     return K in SIZES and V in VALUE_SIZES
 
 
-def scan(
-    x: Arguments, *, normalize: bool = False, eps: float = 0.0, dtype: mx.Dtype | None = None
-) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Every rule, token by token: y [B, T, HV, V] in `dtype` (v's), S float32 and, with `normalize`, Z float32."""
+def scan(x: Arguments, *, normalize: bool = False, eps: float = 0.0) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Every rule, token by token: y [B, T, HV, V], S float32 and, with `normalize`, Z float32."""
     B, T, H, K, HV, V = x.sizes
     lanes = lanes_per_row(K)
     rows = 2 if B * HV * V >= 16384 and lanes == 4 else 1
@@ -92,7 +91,7 @@ def scan(
         f"scan<{parameters}>({views}, T, H, HV, V, eps, y, S_out, {'Z_out' if normalize else 'Absent()'}, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
     )
-    outputs: Outputs = {"y": ((B, T, HV, V), dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)}
+    outputs: Outputs = {"y": ((B, T, HV, V), x.dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)}
     if normalize:
         outputs["Z_out"] = ((B, HV, K), mx.float32)
     groups = V // per_group
@@ -108,11 +107,11 @@ def scan(
     return y, S, Z[0] if Z else None
 
 
-def chunk(x: Arguments, *, dtype: mx.Dtype | None = None, columns: int | None = None) -> tuple[mx.array, mx.array]:
+def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.array]:
     """Sixteen tokens at a time, in two dispatches: what does not need the state for all chunks at once, then the state.
 
     A SIMD-group owns 8 `columns` values: 1, 2 or 4, by registers and number of heads if None.
-    Returns y [B, T, HV, V] in `dtype` (v's) and S float32.
+    Returns y [B, T, HV, V] and S float32.
     """
     B, T, H, K, HV, V = x.sizes
     if x.write == "LOW_RANK" and x.g is not None and x.g.ndim == 3:  # Comba; the broadcast copies nothing
@@ -144,7 +143,7 @@ def chunk(x: Arguments, *, dtype: mx.Dtype | None = None, columns: int | None = 
         ["matrix", "tiles", "chunk"],
         call,
         {**read, **prepared, "T": T, "H": H, "HV": HV, "V": V},
-        {"y": ((B, T, HV, V), dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)},
+        {"y": ((B, T, HV, V), x.dtype or x.v.dtype), "S_out": ((B, HV, V, K), mx.float32)},
         (32, groups, B * HV),
         (32, per_threadgroup, 1),
     )

@@ -8,24 +8,24 @@ from mlxlin.metal.recurrence import Arguments, supports
 
 from .probe import trusted
 from .reference import NORMALIZER_EPS
-from .rules import DecayKind, Inputs, Rule
+from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
 
 
 def scan(x: Inputs) -> Result:
     """Token by token, every rule."""
-    return recurrence.scan(_arguments(x), normalize=x.Z is not None, eps=NORMALIZER_EPS)
+    return recurrence.scan(arguments(x), normalize=x.Z is not None, eps=NORMALIZER_EPS)
 
 
 def chunk(x: Inputs) -> Result:
     """Sixteen tokens at a time, every rule without a normaliser."""
-    return *recurrence.chunk(_arguments(x)), None
+    return *recurrence.chunk(arguments(x)), None
 
 
-def know(rule: Rule, decay: DecayKind) -> bool:
-    """Whether there are kernels for a rule with that decay."""
-    return decay != "value" and not rule.reader
+def know(decay: DecayKind) -> bool:
+    """Whether there are kernels for rules with such a decay."""
+    return decay != "value"
 
 
 def takes_scan(x: Inputs) -> bool:
@@ -37,8 +37,16 @@ def takes_chunk(x: Inputs) -> bool:
 
 
 def _fits(x: Inputs) -> bool:
-    return on_metal() and know(x.rule, x.decay) and supports(x.q.shape[3], x.v.shape[3])
+    return on_metal() and know(x.decay) and supports(x.q.shape[3], x.v.shape[3])
 
 
-def _arguments(x: Inputs) -> Arguments:
+def arguments(x: Inputs) -> Arguments:
+    """What the kernels are given. A delta rule with a reader a of its own is a low-rank write to them:
+
+    S' + beta (v - S a) k^T = S' + (S a) (-beta k)^T + (beta v) k^T, for every value head
+    """
+    if x.rule.reader and x.beta is not None and x.a is not None:
+        q, k, a = (mx.repeat(z, x.value_heads // x.heads, axis=2) for z in (x.q, x.k, x.a))
+        beta = x.beta[..., None].astype(mx.float32)
+        return Arguments(q, k, x.v * beta, x.g, None, a, -beta * k, x.S, x.Z, x.lengths, x.v.dtype)
     return Arguments(x.q, x.k, x.v, x.g, x.beta, x.a, x.b, x.S, x.Z, x.lengths)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxlin.backend import mx
-from mlxlin.metal.recurrence import Arguments
+from mlxlin.recurrences.kernels import arguments as arguments
 from mlxlin.recurrences.reference import scan_float64
 from mlxlin.recurrences.rules import RULES, Inputs, check
 
@@ -69,6 +69,8 @@ class Case:
             given["beta"] = (
                 rng.uniform(0, 2, (B, T * n, HV)) if self.beta is None else np.full((B, T * n, HV), self.beta)
             )
+        if rule.reader:
+            given |= {"beta": given["beta"] / 2, "a": _keys(rng, (B, T, H, K), self.keys)}
         if rule.write == "low_rank":
             kk = _keys(rng, (B, T, H, K), self.keys)
             given |= {"a": -kk, "b": kk * rng.uniform(0, 1, kk.shape)}
@@ -85,10 +87,6 @@ class Case:
             state = (state, mx.array(rng.uniform(size=(B, HV, K)).astype(np.float32)))
         lengths = None if self.lengths is None else mx.array(self.lengths, dtype=mx.int32)
         return check(self.rule, **arrays, state=state, lengths=lengths, normalize=self.normalize)
-
-
-def arguments(x: Inputs) -> Arguments:
-    return Arguments(x.q, x.k, x.v, x.g, x.beta, x.a, x.b, x.S, x.Z, x.lengths)
 
 
 def float64(x: mx.array) -> Float64:

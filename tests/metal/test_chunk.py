@@ -30,6 +30,7 @@ CASES = [
     Case("kda", T=36, K=96, V=64, groups=3, gates="mixed", keys="correlated", beta=2.0, strided=True),
     Case("dplr", T=33, B=2, K=64, V=64, groups=1, gates="mixed", keys="correlated", lengths=(3, 33)),
     Case("decay", T=18, V=512, groups=1, gates="mixed"),
+    Case("comba", T=20, groups=2, gates="mixed", keys="correlated"),
     Case("dplr", T=17, decay="head", groups=4, dtype=mx.float16, strided=True),
 ]
 

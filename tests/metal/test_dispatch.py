@@ -20,6 +20,8 @@ CALLS = [
     (Case("gated_delta", T=31), "scan kernel"),
     (Case("delta_product", T=34, substeps=2, decay="head"), "chunk kernels"),
     (Case("linear", T=40, normalize=True), "scan kernel"),
+    (Case("comba", T=5, groups=2), "scan kernel"),
+    (Case("comba", T=33), "chunk kernels"),
     (Case("kda", T=1, K=16), "step"),
     (Case("kda", T=40, K=16), "chunkwise"),
 ]

@@ -23,6 +23,7 @@ CASES = [
     Case("delta_product", T=5, decay="none", substeps=2, keys="correlated", beta=1.9),
     Case("dplr", T=9, B=2, K=64, V=64, groups=1, gates="mixed", lengths=(3, 9)),
     Case("dplr", T=5, decay="head", groups=4, dtype=mx.bfloat16),
+    Case("comba", T=7, B=2, groups=2, gates="mixed", lengths=(7, 3), dtype=mx.bfloat16),
     Case("gated_delta", T=2, H=16, groups=2, V=512, keys="correlated"),
 ]
 
