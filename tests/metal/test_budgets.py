@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode
+from mlxlin.metal.layers import add_norm
 from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.recurrence import chunk, scan
+from mlxlin.metal.rwkv7 import time_mix
+from mlxlin.recurrences.rwkv7 import sample
 from mlxlin.recurrences.samples import sample_mixer
+from mlxlin.selftest import MIXERS
 from tests.msl import install, last_report
 
 from .cases import Case, arguments
@@ -178,6 +182,53 @@ def test_decode_reads_and_writes_the_state_once() -> None:
         simd=16 * (2 + 128 // 8 * 5 + 2),
         barriers=2 * 16,
         threadgroup=4 * (3 * 128 + 2),
+    ).check(launch)
+
+
+def test_decode_of_mamba2_with_one_key_head() -> None:
+    """Sixteen value heads share B and C: each makes them ready for itself, the state is still read and written once."""
+    spec = replace(MIXERS["mamba 2"], heads=1, value_heads=16)
+    x = sample_mixer(spec, 1, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: decode(spec, x))
+    state, shared = 16 * 64 * 128 * 4, 2 * 128 * 2 * (1 + 4 + 3)
+    channels = spec.width * 2 * (1 + 4 + 3 + 3)
+    Budget(
+        unique=2 * state + channels + 16 * 64 * 2 + 2_000,
+        issued=2 * state + 3 * channels + 16 * shared + 20_000,  # v, dt, y
+        flops=int(1.1 * 6 * 16 * 64 * 128),  # decay, write and query
+        simd=16 * 8 * 3,  # v to its row, and the query's two shuffles
+        barriers=2 * 16,
+        threadgroup=4 * (2 * 128 + 64 + 2),
+    ).check(launch)
+
+
+def test_time_mix() -> None:
+    x = sample(4, 64, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: time_mix(x))
+    heads, state = 2 * 4, 2 * 4 * 64 * 64 * 4
+    vectors = 7 * heads * 64 * 2
+    Budget(
+        unique=2 * state + vectors + 5 * 4 * 64 * 2 + 1_000,
+        issued=2 * state + 5 * vectors + heads * 5 * 64 * 2,
+        flops=int(1.1 * 10 * heads * 64 * 64),  # decay, two answers, two writes
+        simd=heads * (8 * 5 + 4),
+        barriers=2 * heads,
+        threadgroup=4 * 6 * 64,
+    ).check(launch)
+
+
+@pytest.mark.parametrize(("centered", "passes"), [(False, 1), (True, 2)])
+def test_add_norm(centered: bool, passes: int) -> None:
+    rows, width = 2, 2560
+    x = mx.random.normal((1, rows, width), key=mx.random.key(0)).astype(mx.bfloat16)
+    (launch,) = launches_of(lambda: add_norm(x, x, x[0, 0], 1e-6, centered=centered))
+    Budget(
+        unique=2 * rows * width * 2 + 2 * rows * width * 2 + width * 2 + 500,
+        issued=rows * width * 2 * (5 + 2 * passes) + 3_000,
+        flops=rows * width * (4 + 4 * passes),
+        simd=rows * 10 * 2 * passes,
+        barriers=rows * (2 * passes - 1),
+        threadgroup=128,
     ).check(launch)
 
 

@@ -43,6 +43,12 @@ def run_decode_whole() -> Arrays:
     return [decode(*Call("gated_delta_net", T=2).projected()).y]
 
 
+def run_decode_kinds() -> Arrays:
+    """With a step and a skip, rotated with grouped heads, and normalised."""
+    mixed = [decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised")]
+    return [z for one in mixed for z in (one.y, one.S, one.Z) if z is not None]
+
+
 def run_prefill() -> Arrays:
     return [z for z in vars(prefill(*Call("kda-bounded", T=5).projected())).values() if z is not None]
 
@@ -58,7 +64,16 @@ def run_layers() -> Arrays:
     ]
 
 
-RUNS = [run_scan, run_chunk_head, run_chunk_channel, run_decode, run_decode_whole, run_prefill, run_layers]
+RUNS = [
+    run_scan,
+    run_chunk_head,
+    run_chunk_channel,
+    run_decode,
+    run_decode_whole,
+    run_decode_kinds,
+    run_prefill,
+    run_layers,
+]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
