@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from mlxlin.errors import CheckpointError, UnsupportedError
-from mlxlin.models.config import Config
+from mlxlin.models.config import Config, given
 from mlxlin.models.decoder import Model, parameters
 from mlxlin.models.params import Parameter, QuantSpec, Role
 from mlxlin.models.spec import ModelSpec
@@ -48,7 +48,7 @@ def find(config: Config) -> Family:
     model_type = config.get("model_type", _unnamed(config))
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no 'model_type'.", hint="Is this the folder of a language model?")
-    architectures = config.get("architectures") or []
+    architectures = given(config, "architectures", [], list)
     served: dict[str, list[str | None]] = {}
     for module in map(family, FAMILIES):
         for kind, architecture in module.SERVES:

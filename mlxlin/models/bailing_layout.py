@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlxlin.errors import CheckpointError
 from mlxlin.models import latent_layout
 from mlxlin.models.common_layout import LAYER, MIXER, MLP, MTP, MTP_REASON, frame_weights, head_dim, mlp_weights
-from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.config import Config, given, need, only, rotary_size
 from mlxlin.models.rules import BEYOND, Weight
 from mlxlin.models.spec import (
     DecaySpec,
@@ -89,12 +89,12 @@ def lightning_model(family: str, config: Config, full: MixerSpec) -> ModelSpec:
 
 def rope(config: Config, dims: int, *, interleaved: bool = False) -> RopeSpec:
     """The rotation of the first `dims` channels of a head."""
-    return RopeSpec(dims, float(need(config, "rope_theta")), interleaved=interleaved)
+    return RopeSpec(dims, float(need(config, "rope_theta", float)), interleaved=interleaved)
 
 
 def rotated(config: Config) -> int:
     """How many channels of a head are turned, but in latent attention."""
-    return int(head_dim(config) * need(config, "partial_rotary_factor"))
+    return rotary_size(config, head_dim(config), need(config, "partial_rotary_factor", float))
 
 
 def _lightning(config: Config, norm: NormSpec, index: int) -> LinearSpec:
@@ -114,7 +114,7 @@ def _lightning(config: Config, norm: NormSpec, index: int) -> LinearSpec:
         value_dim=dim,
         scale=dim**-0.5,
         output=OutputSpec(norm, gate="sigmoid", joint=True, groups=groups),
-        qk_norm="rms" if need(config, "use_qk_norm") else "none",
+        qk_norm="rms" if need(config, "use_qk_norm", bool) else "none",
         qk_eps=norm.eps,
         rope=rope(config, rotated(config)),
         decay=DecaySpec("alibi", factor=1 - (index - 1) / max(count - 1, 1) + 1e-5),

@@ -36,7 +36,7 @@ def spec(config: Config) -> ModelSpec:
         head_dim=dim,
         scale=dim**-0.5,
         rope=bailing_layout.rope(config, bailing_layout.rotated(config)),
-        qk_norm="head" if need(config, "use_qk_norm") else "none",
+        qk_norm="head" if need(config, "use_qk_norm", bool) else "none",
         eps=float(given(config, "rms_norm_eps", 1e-6)),
     )
     return bailing_layout.lightning_model("bailing_moe_linear", config, attention)

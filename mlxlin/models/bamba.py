@@ -14,7 +14,7 @@ from mlxlin.models.common_layout import (
     head_dim,
     mlp_weights,
 )
-from mlxlin.models.config import Config, given, need, only, rope_settings
+from mlxlin.models.config import Config, given, need, only, rope_settings, rotary_size
 from mlxlin.models.mamba_layout import expanded, mixer_weights
 from mlxlin.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 
@@ -50,7 +50,7 @@ def spec(config: Config) -> ModelSpec:
 
 def _attention_layers(config: Config, count: int) -> Collection[int]:
     """Indices of the layers with softmax attention."""
-    chosen: list[int] = given(config, "attn_layer_indices", [])
+    chosen: list[int] = given(config, "attn_layer_indices", [], list[int])
     if any(not 0 <= index < count for index in chosen):
         raise CheckpointError(f"config.json: attn_layer_indices names a layer outside the {count} of the model.")
     return chosen
@@ -58,4 +58,4 @@ def _attention_layers(config: Config, count: int) -> Collection[int]:
 
 def _attention(config: Config) -> AttentionSpec:
     dim, (rope, base) = head_dim(config), rope_settings(config, 10000.0)
-    return grouped_attention(config, dim, RopeSpec(int(dim * given(rope, "partial_rotary_factor", 0.5)), base))
+    return grouped_attention(config, dim, RopeSpec(rotary_size(rope, dim, 0.5), base))

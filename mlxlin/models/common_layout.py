@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlxlin.errors import CheckpointError
 from mlxlin.models.config import Config, given, need, only, rope_settings
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import AttentionSpec, RopeSpec
@@ -76,7 +77,20 @@ def attention_weights(source: str = ATTENTION, part: str = "mixer") -> tuple[Wei
 
 def head_dim(config: Config) -> int:
     """Dimension of an attention head; heads fill the width where nothing is said."""
-    return int(given(config, "head_dim", need(config, "hidden_size") // need(config, "num_attention_heads")))
+    if config.get("head_dim") is not None:
+        return int(need(config, "head_dim"))
+    return shared_width(need(config, "hidden_size"), need(config, "num_attention_heads"))
+
+
+def shared_width(width: int, heads: int) -> int:
+    """Dimension of each of the heads that fill the width.
+
+    Raises:
+        CheckpointError: they do not divide it.
+    """
+    if width % heads:
+        raise CheckpointError(f"config.json: hidden_size {width} does not divide into {heads} heads.")
+    return width // heads
 
 
 def grouped_attention(config: Config, dim: int, rope: RopeSpec | None) -> AttentionSpec:

@@ -7,7 +7,6 @@ factors; the key's is part of the attention's scale; all others are multiplied i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.common_layout import (
@@ -19,7 +18,7 @@ from mlxlin.models.common_layout import (
     head_dim,
     mlp_weights,
 )
-from mlxlin.models.config import Config, given, need, only, rope_settings
+from mlxlin.models.config import Config, given, need, only, rope_settings, rotary_size
 from mlxlin.models.mamba_layout import expanded, mixer_weights
 from mlxlin.models.spec import AttentionSpec, FoldedSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from mlxlin.models.values import folded
@@ -63,7 +62,7 @@ def spec(config: Config) -> ModelSpec:
 
 
 def _mamba(config: Config, eps: float) -> LinearSpec:
-    made = expanded(config, eps, width=config.get("mamba_d_ssm"))
+    made = expanded(config, eps, width=given(config, "mamba_d_ssm", None, int))
     output = replace(made.output, gate_first=not given(config, "mamba_norm_before_gate", True))
     if not given(config, "mamba_rms_norm", False):
         output = replace(output, norm=None)
@@ -72,7 +71,7 @@ def _mamba(config: Config, eps: float) -> LinearSpec:
 
 def _attention(config: Config) -> AttentionSpec:
     dim, (rope, base) = head_dim(config), rope_settings(config, 10000.0)
-    rotation = RopeSpec(int(dim * given(rope, "partial_rotary_factor", 1.0)), base)
+    rotation = RopeSpec(rotary_size(rope, dim, 1.0), base)
     made = grouped_attention(config, dim, rotation)
     return replace(made, scale=made.scale * _factor(config, "key_multiplier"))
 
@@ -107,7 +106,7 @@ def _factor(config: Config, key: str) -> float:
 
 
 def _factors(config: Config, key: str, count: int) -> list[float]:
-    values: list[Any] = given(config, key, [1.0] * count)
+    values: list[float] = given(config, key, [1.0] * count, list[float])
     if len(values) != count:
         raise CheckpointError(f"config.json: {key} must have {count} numbers.")
-    return [float(value) for value in values]
+    return values

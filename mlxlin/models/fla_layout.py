@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mlxlin.errors import CheckpointError
-from mlxlin.models.common_layout import KINDS, MIXER, frame_weights, mlp_weights
+from mlxlin.models.common_layout import KINDS, MIXER, frame_weights, mlp_weights, shared_width
 from mlxlin.models.config import Config, given, need, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
@@ -66,7 +67,7 @@ def width_times(config: Config, factor: float, heads: int, key: str) -> int:
         CheckpointError: it is not a whole number; names `key`.
     """
     total = need(config, "hidden_size") * factor
-    if abs(total - round(total)) > 1e-6 or round(total) % heads:
+    if abs(total - round(total)) > 1e-6 or round(total) % heads or total < heads:
         raise CheckpointError(f"config.json: hidden_size x {key} does not divide into {heads} heads.")
     return int(round(total)) // heads
 
@@ -78,12 +79,12 @@ def head_times(head_dim: int, factor: float, key: str) -> int:
         CheckpointError: it is not a whole number; names `key`.
     """
     total = head_dim * factor
-    if abs(total - round(total)) > 1e-6:
+    if abs(total - round(total)) > 1e-6 or total < 1:
         raise CheckpointError(f"config.json: head_dim x {key} is not a whole number.")
     return round(total)
 
 
-def model(family: str, config: Config, mixer: LinearSpec | SlotSpec, *, ratio: float = 4) -> ModelSpec:
+def model(family: str, config: Config, mixer: LinearSpec | SlotSpec, *, ratio: float = 4.0) -> ModelSpec:
     """The whole decoder: `mixer` in every layer except those that `attn` turns into softmax attention.
 
     `ratio` is the family's default for hidden_ratio.
@@ -104,7 +105,7 @@ def model(family: str, config: Config, mixer: LinearSpec | SlotSpec, *, ratio: f
 
 def _hidden(config: Config, ratio: float) -> int:
     if config.get("intermediate_size") is not None:
-        return int(config["intermediate_size"])
+        return int(need(config, "intermediate_size"))
     hidden = int(need(config, "hidden_size") * given(config, "hidden_ratio", ratio) * 2 / 3)
     return 256 * ((hidden + 255) // 256)
 
@@ -112,21 +113,22 @@ def _hidden(config: Config, ratio: float) -> int:
 def _attention_layers(config: Config) -> dict[int, AttentionSpec]:
     """Layer index -> softmax attention, from the `attn` entry: absent, one dictionary, or several."""
     attn = config.get("attn")
-    entries: Sequence[Config] = [attn] if isinstance(attn, dict) else given(config, "attn", [])
+    entries: Sequence[Config] = [attn] if isinstance(attn, dict) else given(config, "attn", [], list[dict[str, Any]])
     found: dict[int, AttentionSpec] = {}
     for entry in entries:
         only(entry, {"qk_norm": (False, None)})
-        heads, width = need(entry, "num_heads"), need(config, "hidden_size")
+        heads = need(entry, "num_heads")
+        head_dim = shared_width(need(config, "hidden_size"), heads)
         spec = AttentionSpec(
             heads=heads,
             kv_heads=given(entry, "num_kv_heads", heads),
-            head_dim=width // heads,
-            scale=(width // heads) ** -0.5,
-            rope=RopeSpec(width // heads, float(given(entry, "rope_theta", 10000.0))),
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=RopeSpec(head_dim, float(given(entry, "rope_theta", 10000.0))),
             qkv_bias=given(entry, "qkv_bias", False),
-            window=entry.get("window_size"),
+            window=given(entry, "window_size", None, int),
         )
-        for index in need(entry, "layers"):
+        for index in need(entry, "layers", list[int]):
             if index in found or not 0 <= index < need(config, "num_hidden_layers"):
                 raise CheckpointError(f"config.json: attn names layer {index} twice or outside the model.")
             found[index] = spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxlin.models import fla_layout
-from mlxlin.models.config import Config, given
+from mlxlin.models.config import Config, given, only
 from mlxlin.models.fla_layout import ATTN, MIXER
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, Gate, LinearSpec, ModelSpec, NormSpec, OutputSpec
@@ -25,6 +25,7 @@ _GATES: dict[str, Gate] = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"
 
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
+    only(config, {"output_gate_activation": (*_GATES, None)})
     activation = _GATES[given(config, "output_gate_activation", "swish")]
     gate = activation if given(config, "use_gate", True) else "none"
     return fla_layout.model("gated_deltanet", config, mixer(config, gate))

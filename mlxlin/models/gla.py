@@ -46,7 +46,11 @@ def spec(config: Config) -> ModelSpec:
         v_activation="silu" if conv else "none",
         features=fla_layout.FEATURES[config.get("feature_map")],
         decay=DecaySpec(
-            "logsigmoid", vector=True, rank=_GATE_RANK, divisor=_GATE_DIVISOR, floor=config.get("clamp_min")
+            "logsigmoid",
+            vector=True,
+            rank=_GATE_RANK,
+            divisor=_GATE_DIVISOR,
+            floor=given(config, "clamp_min", None, float),
         ),
     )
     return fla_layout.model("gla", config, mixer)

@@ -20,7 +20,7 @@ from mlxlin.models.common_layout import (
     stacked_expert_weights,
     whole_rope,
 )
-from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.config import Config, given, need, nullable, only
 from mlxlin.models.mamba_layout import expanded, mixer_weights
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
@@ -101,8 +101,9 @@ def _factor(config: Config, key: str) -> float:
 
 def _layer_kinds(config: Config) -> list[str]:
     """linear_attention or full_attention for each layer."""
-    count, named = need(config, "num_hidden_layers"), config.get("layers_block_type")
-    kinds = [_KINDS.get(kind, kind) for kind in given(config, "layer_types", named) or need(config, "layer_types")]
+    count, named = need(config, "num_hidden_layers"), given(config, "layers_block_type", None, list[str])
+    stated = given(config, "layer_types", named, list[str]) or need(config, "layer_types", list[str])
+    kinds = [_KINDS.get(kind, kind) for kind in stated]
     if len(kinds) != count or not set(kinds) <= set(_KINDS.values()):
         raise CheckpointError(f"config.json: layer_types must name mamba or attention {count} times.")
     return kinds
@@ -115,7 +116,8 @@ def _attention(config: Config) -> AttentionSpec:
 
 
 def _feed_forward(config: Config) -> FeedForwardSpec:
-    shared, experts = given(config, "shared_intermediate_size", 1024), config.get("num_local_experts", 8)
+    shared = given(config, "shared_intermediate_size", 1024, zero=True)
+    experts = nullable(config, "num_local_experts", 8, zero=True)
     if not experts:
         return MlpSpec(shared)
     return MoeSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models import fla_layout
-from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.config import Config, given, need, nullable, only
 from mlxlin.models.fla_layout import ATTN, MIXER
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import ModelSpec, NormSpec, SlotSpec
@@ -34,7 +34,7 @@ def spec(config: Config) -> ModelSpec:
         kv_heads=given(config, "num_kv_heads", heads),
         key_dim=key_dim,
         value_dim=value_dim,
-        slots=config.get("num_slots", 64) or key_dim,
+        slots=nullable(config, "num_slots", 64) or key_dim,
         divisor=float(given(config, "gate_logit_normalizer", 8)),
         norm=NormSpec(_OUTPUT_EPS, affine=given(config, "elementwise_affine", True)),
         features="relu" if config.get("feature_map") == "relu" else "silu",

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models import fla_layout
-from mlxlin.models.config import Config, given, need
+from mlxlin.models.common_layout import shared_width
+from mlxlin.models.config import Config, given, need, nullable
 from mlxlin.models.fla_layout import ATTN, MIXER
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LayerSpec, LinearSpec, ModelSpec, NormSpec, OutputSpec
@@ -30,7 +31,7 @@ _OUTPUT_EPS = 1e-5
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
     width, layers = need(config, "hidden_size"), need(config, "num_hidden_layers")
-    key_dim = config.get("expand_ratio", 128) or width // need(config, "num_heads")
+    key_dim = nullable(config, "expand_ratio", 128) or shared_width(width, need(config, "num_heads"))
     if width % key_dim:
         raise CheckpointError(f"config.json: expand_ratio {key_dim} does not divide hidden_size {width}.")
     mixer = LinearSpec(

@@ -49,7 +49,7 @@ def spec(config: Config) -> ModelSpec:
 
 
 def _decay(config: Config, rank: int) -> DecaySpec:
-    bound = config.get("lower_bound")
+    bound = given(config, "lower_bound", None, float)
     if bound is not None:
         return DecaySpec("sigmoid", vector=True, rank=rank, bound=float(bound))
     if given(config, "safe_gate", False):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mlxlin.models.common_layout import MIXER, MLP, single_expert_weights, stacked_expert_weights
-from mlxlin.models.config import Config, given, layer_kinds, need
+from mlxlin.models.config import Config, either, given, layer_kinds, need
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     DecaySpec,
@@ -94,7 +93,7 @@ def delta_model(
     """
     mixers: dict[str, MixerSpec] = {"linear_attention": delta, "full_attention": latent}
     kinds = layer_kinds(config, derived_kinds)
-    mlps = feed_forwards(config, given(config, "first_k_dense_replace", dense_first))
+    mlps = feed_forwards(config, given(config, "first_k_dense_replace", dense_first, zero=True))
     return ModelSpec(
         family=family,
         vocab=need(config, "vocab_size"),
@@ -165,12 +164,6 @@ def _mixture(config: Config) -> MoeSpec:
         groups=either(config, "num_expert_group", "n_group", 1),
         groups_kept=given(config, "topk_group", 1),
         normalized=either(config, "moe_renormalize", "norm_topk_prob", True),
-        factor=float(need(config, "routed_scaling_factor")),
+        factor=float(need(config, "routed_scaling_factor", float)),
         shared=hidden * either(config, "num_shared_experts", "n_shared_experts", 0),
     )
-
-
-def either(config: Config, one: str, other: str, default: Any = None) -> Any:
-    """The value of a key with two spellings."""
-    value = given(config, one, given(config, other, default))
-    return need(config, one) if value is None else value

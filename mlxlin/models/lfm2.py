@@ -16,7 +16,7 @@ from mlxlin.models.common_layout import (
     mlp_weights,
     whole_rope,
 )
-from mlxlin.models.config import Config, given, layer_kinds, need, only
+from mlxlin.models.config import Config, given, layer_kinds, need, nullable, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -83,7 +83,7 @@ def model(family: str, config: Config, mlps: Sequence[FeedForwardSpec]) -> Model
 
 def _layer_kinds(config: Config) -> list[str]:
     """conv or full_attention for each layer; older configs list the attention layers' indices."""
-    count, full = need(config, "num_hidden_layers"), config.get("full_attn_idxs")
+    count, full = need(config, "num_hidden_layers"), given(config, "full_attn_idxs", None, list[int])
     derived = None if full is None else ["full_attention" if i in full else "conv" for i in range(count)]
     kinds = layer_kinds(config, derived, ("conv", "full_attention"))
     if derived is not None and kinds != derived:
@@ -109,7 +109,7 @@ def _hidden(config: Config) -> int:
     hidden = int(given(config, "block_ff_dim", 0) or need(config, "intermediate_size"))
     if not given(config, "block_auto_adjust_ff_dim", True):
         return hidden
-    hidden, factor = int(2 * hidden / 3), config.get("block_ffn_dim_multiplier", 1.0)
+    hidden, factor = int(2 * hidden / 3), nullable(config, "block_ffn_dim_multiplier", 1.0)
     if factor is None:
         return hidden
     multiple: int = given(config, "block_multiple_of", 256)

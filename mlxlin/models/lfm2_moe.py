@@ -26,7 +26,7 @@ _SUM_EPS = 1e-6  # fixed in the source
 def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
     dense, mixture = MlpSpec(need(config, "intermediate_size")), _mixture(config)
-    count, first = need(config, "num_hidden_layers"), given(config, "num_dense_layers", 2)
+    count, first = need(config, "num_hidden_layers"), given(config, "num_dense_layers", 2, zero=True)
     return lfm2.model("lfm2_moe", config, [dense if i < first else mixture for i in range(count)])
 
 

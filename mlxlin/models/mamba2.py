@@ -53,7 +53,7 @@ def _authors(config: Config) -> Config:
     """The config of the authors' code in the words of flash-linear-attention, whose switches are the same."""
     only(config, {"attn_layer_idx": ([], None), "d_intermediate": (0, None), "rms_norm": (True,)})
     vocab, multiple = need(config, "vocab_size"), given(config, "pad_vocab_size_multiple", 8)
-    mixer_keys = {_RENAMED.get(key, key): value for key, value in need(config, "ssm_cfg").items()}
+    mixer_keys = {_RENAMED.get(key, key): value for key, value in need(config, "ssm_cfg", dict).items()}
     return {
         **mixer_keys,
         "norm_eps": 1e-5,
@@ -67,7 +67,7 @@ def _authors(config: Config) -> Config:
 def _mixer(config: Config, eps: float) -> LinearSpec:
     fla = "norm_eps" in config
     head_dim = given(config, "head_dim", 64)
-    width = int(given(config, "expand", 2) * need(config, "hidden_size"))
+    width = int(given(config, "expand", 2.0) * need(config, "hidden_size"))
     if width % head_dim or given(config, "num_heads", width // head_dim) * head_dim != width:
         raise CheckpointError("config.json: num_heads x head_dim is not hidden_size x expand.")
     spec = mixer(

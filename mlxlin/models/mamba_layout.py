@@ -13,7 +13,7 @@ from typing import Any
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError
 from mlxlin.models.common_layout import MIXER
-from mlxlin.models.config import Config, given, need
+from mlxlin.models.config import Config, given, need, short
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import DecaySpec, LinearSpec, NormSpec, OutputSpec
 from mlxlin.models.values import CONV, Operation, Place
@@ -93,7 +93,7 @@ def mixer(
     """
     if heads % groups:
         raise CheckpointError(f"config.json: {heads} Mamba-2 heads do not divide into {groups} groups.")
-    shortest, longest = (_number(limit) for limit in limits or (0.0, float("inf")))
+    shortest, longest = _numbers(limits or (0.0, "inf"))
     return LinearSpec(
         rule="decay",
         heads=groups,
@@ -126,8 +126,8 @@ def expanded(config: Config, eps: float, width: int | None = None) -> LinearSpec
     """
     heads = need(config, "mamba_n_heads")
     whole = need(config, "hidden_size") * given(config, "mamba_expand", 2) if width is None else width
-    head_dim = given(config, "mamba_d_head", "auto")
-    head_dim = whole // heads if head_dim == "auto" else head_dim
+    automatic = config.get("mamba_d_head") in (None, "auto")
+    head_dim = whole // heads if automatic else need(config, "mamba_d_head")
     if heads * head_dim != whole:
         known = "hidden_size x mamba_expand" if width is None else "mamba_d_ssm"
         raise CheckpointError(f"config.json: mamba_n_heads x mamba_d_head is not {known}, {whole}.")
@@ -144,5 +144,11 @@ def expanded(config: Config, eps: float, width: int | None = None) -> LinearSpec
     )
 
 
-def _number(limit: Any) -> float:
-    return float(limit["__float__"] if isinstance(limit, dict) else limit)
+def _numbers(limits: Any) -> tuple[float, float]:
+    try:
+        shortest, longest = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise CheckpointError(
+            f"config.json has {short(limits)} as time_step_limit or dt_limit, where two numbers belong."
+        ) from error
+    return shortest, longest

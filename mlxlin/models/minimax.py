@@ -64,7 +64,7 @@ def spec(config: Config) -> ModelSpec:
         head_dim=dim,
         scale=dim**-0.5,
         rope=whole_rope(config, dim, 1e6),
-        window=config.get("sliding_window"),
+        window=given(config, "sliding_window", None, int),
     )
     norm = NormSpec(float(given(config, "rms_norm_eps", 1e-5)))
     moe = MoeSpec(
@@ -106,5 +106,5 @@ def _lightning(heads: int, dim: int, index: int, count: int) -> LinearSpec:
 
 
 def _blend(config: Config, part: str) -> BlendSpec:
-    kept, added = (float(given(config, f"{part}_{name}_factor", 1)) for name in ("alpha", "beta"))
+    kept, added = (float(given(config, f"{part}_{name}_factor", 1.0)) for name in ("alpha", "beta"))
     return BlendSpec(kept, added)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.common_layout import KINDS, LAYER, MLP, MTP, attention_weights, frame_weights, grouped_attention
-from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.config import Config, either, given, need, only
 from mlxlin.models.mamba_layout import mixer, mixer_weights
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec
@@ -65,8 +65,8 @@ def spec(config: Config) -> ModelSpec:
 
 def _kinds(config: Config) -> list[str]:
     """Kind of each layer; the list decides where both spellings are there."""
-    named = given(config, "layers_block_type", given(config, "layer_types", None))
-    kinds = list(need(config, "hybrid_override_pattern")) if named is None else named
+    named = given(config, "layers_block_type", given(config, "layer_types", None, list[str]), list[str])
+    kinds = list(need(config, "hybrid_override_pattern", str)) if named is None else named
     known = [_LETTERS.get(kind) if named is None else _NAMES.get(kind, kind) for kind in kinds]
     if unknown := [kind for kind, name in zip(kinds, known, strict=True) if name not in _LETTERS.values()]:
         raise CheckpointError(f"config.json names a layer {unknown[0]!r}, which Nemotron-H does not have.")
@@ -104,7 +104,7 @@ def _attention(config: Config) -> AttentionSpec:
 
 def _mixture(config: Config, bias: bool) -> MoeSpec:
     return MoeSpec(
-        experts=given(config, "n_routed_experts", config.get("num_local_experts")),
+        experts=either(config, "n_routed_experts", "num_local_experts"),
         active=need(config, "num_experts_per_tok"),
         hidden=need(config, "moe_intermediate_size"),
         score="sigmoid",

@@ -18,7 +18,7 @@ from mlxlin.models.common_layout import (
     head_dim,
     mlp_weights,
 )
-from mlxlin.models.config import Config, default_rope, given, layer_kinds, need, only
+from mlxlin.models.config import Config, default_rope, given, layer_kinds, need, nullable, only
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -129,5 +129,5 @@ def _rope(config: Config, dim: int) -> RopeSpec | None:
     """None where the rotary base is null, as in released checkpoints: the linear layers carry position."""
     rope = given(config, "rope_parameters", {})
     default_rope(rope)
-    base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    base = nullable(rope if "rope_theta" in rope else config, "rope_theta", 10000.0)
     return None if base is None else RopeSpec(dim, float(base))

@@ -30,7 +30,7 @@ def spec(config: Config) -> ModelSpec:
 
 
 def _feed_forward(config: Config, index: int) -> FeedForwardSpec:
-    every, dense = given(config, "decoder_sparse_step", 1), given(config, "mlp_only_layers", [])
+    every, dense = given(config, "decoder_sparse_step", 1), given(config, "mlp_only_layers", [], list[int])
     if index not in dense and given(config, "num_experts", 0) > 0 and (index + 1) % every == 0:
         return qwen_layout.mixture(config)
     return MlpSpec(need(config, "intermediate_size"))

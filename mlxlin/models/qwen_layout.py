@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models.common_layout import MLP, MTP_REASON, ROTARY, single_expert_weights, stacked_expert_weights
-from mlxlin.models.config import Config, given, layer_kinds, need, only, rope_settings
+from mlxlin.models.config import Config, given, layer_kinds, need, only, rope_settings, rotary_size
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import (
     AttentionSpec,
@@ -92,7 +92,7 @@ SPLIT_WEIGHTS = (
 
 def text_config(config: Config) -> Config:
     """The language model's part of a config, with tied embeddings where either level says so."""
-    text = config.get("text_config", config)
+    text = given(config, "text_config", config, dict)
     tied = bool(given(text, "tie_word_embeddings", False) or given(config, "tie_word_embeddings", False))
     return {**text, "tie_word_embeddings": tied}
 
@@ -165,8 +165,8 @@ def mixture(config: Config) -> MoeSpec:
 def _rope(config: Config, head_dim: int) -> RopeSpec:
     # Sections of multimodal positions: text has one position, for which they make no difference.
     rope, base = rope_settings(config, 10000.0, ignored=("mrope_section", "mrope_interleaved"))
-    share = given(rope, "partial_rotary_factor", given(config, "partial_rotary_factor", 0.25))
-    return RopeSpec(int(head_dim * share), base)
+    share = given(config, "partial_rotary_factor", 0.25)
+    return RopeSpec(rotary_size(rope, head_dim, share), base)
 
 
 def _eps(config: Config) -> float:

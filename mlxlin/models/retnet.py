@@ -38,4 +38,4 @@ def spec(config: Config) -> ModelSpec:
         rope=RopeSpec(key_dim),
         decay=DecaySpec("retention"),
     )
-    return fla_layout.model("retnet", config, mixer, ratio=2)
+    return fla_layout.model("retnet", config, mixer, ratio=2.0)

@@ -9,7 +9,8 @@ from typing import Any
 
 from mlxlin.errors import CheckpointError
 from mlxlin.models import fla_layout
-from mlxlin.models.config import Config, given, need, only
+from mlxlin.models.common_layout import shared_width
+from mlxlin.models.config import Config, given, need, nullable, only
 from mlxlin.models.fla_layout import ATTN, MIXER
 from mlxlin.models.rules import Weight
 from mlxlin.models.spec import ChannelMixSpec, LayerSpec, ModelSpec, NormSpec, Rwkv7Spec
@@ -88,7 +89,8 @@ def spec(config: Config) -> ModelSpec:
     """The description of a checkpoint with this config.json."""
     only(config, {"attn": (None, {}, []), "hidden_act": ("sqrelu",), "norm_first": (True,), "norm_bias": (True,)})
     width, count = need(config, "hidden_size"), need(config, "num_hidden_layers")
-    head_dim = given(config, "head_dim", 0) or (width // config["num_heads"] if config.get("num_heads") else 64)
+    heads = given(config, "num_heads", 0)
+    head_dim = given(config, "head_dim", 0) or (shared_width(width, heads) if heads else 64)
     value_dim = config.get("value_dim")
     if value_dim not in (None, width, [width] * count) or width % head_dim:
         raise CheckpointError(f"config.json: head_dim {head_dim} and value_dim {value_dim} do not fit width {width}.")
@@ -120,8 +122,9 @@ def spec(config: Config) -> ModelSpec:
 def _rank(config: Config, name: str, absent: int, factor: float) -> int:
     """Of a low-rank projection: a null in config.json means one that grows with the width."""
     key = f"{name}_low_rank_dim"
-    if config.get(key) is not None or key not in config:
-        return int(config.get(key, absent))
+    rank: int | None = nullable(config, key, absent)
+    if rank is not None:
+        return rank
     width: int = need(config, "hidden_size")
     return max(32, round(factor * math.sqrt(width) / 32) * 32)
 
@@ -129,7 +132,7 @@ def _rank(config: Config, name: str, absent: int, factor: float) -> int:
 def channels(config: Config, ratio: float) -> int:
     """Width of the channel mixing; `ratio` is the family's default for hidden_ratio."""
     if config.get("intermediate_size") is not None:
-        return int(config["intermediate_size"])
+        return int(need(config, "intermediate_size"))
     hidden = int(need(config, "hidden_size") * given(config, "hidden_ratio", ratio))
     return 32 * ((hidden + 31) // 32)
 

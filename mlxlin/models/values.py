@@ -46,6 +46,13 @@ def _only(arrays: list[mx.array]) -> mx.array:
     return array
 
 
+def _split(array: mx.array, ends: list[int], axis: int) -> list[mx.array]:
+    """Pieces up to each of `ends`, and the rest; MLX takes ends beyond the array without complaint, or aborts."""
+    if ends[-1] > array.shape[axis]:
+        raise ValueError(f"{array.shape[axis]} rows cannot be cut at {ends[-1]}")
+    return list(mx.split(array, ends, axis=axis))
+
+
 def _one_plus(arrays: list[mx.array], place: Place) -> mx.array:
     """The gain of a zero-centred norm, in float32 as its sources add: in bfloat16 the sum would lose 0.2 %."""
     gain = _only(arrays)
@@ -75,7 +82,7 @@ def _key_head_groups(part: int) -> Callable[[list[mx.array], Place], mx.array]:
         values = spec.value_heads // spec.heads * spec.value_dim
         ends = [spec.key_dim, 2 * spec.key_dim, 2 * spec.key_dim + values]
         if part < 2:
-            pieces = list(mx.split(grouped, ends, axis=1))
+            pieces = _split(grouped, ends, axis=1)
             pieces = pieces[:3] if part == 0 else pieces[3:]
         else:
             pieces = [mx.split(grouped, 2, axis=1)[part - 2]]
@@ -112,7 +119,7 @@ def _rows_of(part: int) -> Callable[[list[mx.array], Place], mx.array]:
     def apply(arrays: list[mx.array], place: Place) -> mx.array:
         spec = place.mixer(AttentionSpec)
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        return mx.split(_only(arrays), [queries, queries + keys], axis=0)[part]
+        return _split(_only(arrays), [queries, queries + keys], axis=0)[part]
 
     return apply
 

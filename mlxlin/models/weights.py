@@ -12,9 +12,11 @@ from mlxlin.errors import CheckpointError, UnsupportedError
 from mlxlin.models.decoder import parameters
 from mlxlin.models.params import Parameter, Role
 from mlxlin.models.rules import BEYOND, Rules, Weight
-from mlxlin.models.spec import ModelSpec
+from mlxlin.models.spec import ModelSpec, MoeSpec
 from mlxlin.models.ties import PACKED, Tensor, repeated, resolve_head
 from mlxlin.models.values import Operation, Place
+
+_OTHER = "It is incomplete or damaged, or its config.json describes another model."
 
 
 class Family(Protocol):
@@ -84,6 +86,7 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
         CheckpointError: a tensor is missing, unknown, ambiguous or of the wrong shape; all are named.
         UnsupportedError: a matrix is packed in a way that cannot be rearranged.
     """
+    _refuse_impossible_mixtures(spec)
     names = _canonical_names(family, source)
     dropped = _drops(family, len(spec.layers), names)
     for canonical in dropped:
@@ -114,6 +117,19 @@ def translate(family: Family, spec: ModelSpec, source: Mapping[str, Tensor]) -> 
             used.add(copy)
     _refuse_leftovers(list(dict.fromkeys(missing)), sorted(set(names.values()) - used))
     return plan
+
+
+def _refuse_impossible_mixtures(spec: ModelSpec) -> None:
+    """What no shape of a tensor tells."""
+    for mix in {layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)}:
+        divided = mix.experts % mix.groups == 0 and mix.groups_kept <= mix.groups
+        within = mix.experts // mix.groups * mix.groups_kept
+        if not divided or mix.active > within or (mix.groups > 1 and mix.experts < 2 * mix.groups):
+            raise CheckpointError(
+                f"config.json: {mix.active} experts cannot be chosen from {mix.groups_kept} of {mix.groups} groups of "
+                f"{mix.experts} experts in all.",
+                hint=_OTHER,
+            )
 
 
 def _canonical_names(family: Family, source: Mapping[str, Tensor]) -> dict[str, str]:
@@ -179,7 +195,9 @@ def _targets(
     if not any(packed):
         made = _target(target, parameter.role, canonical, rule.operation, place, names, source)
         if made.shape != parameter.shape:
-            raise CheckpointError(f"'{made.sources[0]}' gives shape {made.shape}, expected {parameter.shape}.")
+            raise CheckpointError(
+                f"'{made.sources[0]}' gives shape {made.shape}, expected {parameter.shape}.", hint=_OTHER
+            )
         return [made]
     if not all(packed) or not rule.operation.rowwise:
         raise UnsupportedError(f"'{names[canonical[0]]}' is quantised in a way that cannot be rearranged.")
@@ -190,7 +208,9 @@ def _targets(
         for part in parts
     ]
     if made_parts[0].shape[0] != parameter.shape[0]:
-        raise CheckpointError(f"'{names[canonical[0]]}' gives {made_parts[0].shape[0]} rows, not {parameter.shape[0]}.")
+        raise CheckpointError(
+            f"'{names[canonical[0]]}' gives {made_parts[0].shape[0]} rows, not {parameter.shape[0]}.", hint=_OTHER
+        )
     return made_parts
 
 
@@ -207,9 +227,9 @@ def _target(
     tensors = tuple(source[n] for n in actual)
     try:  # arrays of zeros are lazy: this computes shapes and nothing else
         shape = tuple(operation.apply([mx.zeros(tensor.shape) for tensor in tensors], place).shape)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, TypeError) as error:  # TypeError: sizes that MLX has no integers for
         shapes = ", ".join(f"'{n}' {tuple(t.shape)}" for n, t in zip(actual, tensors, strict=True))
-        raise CheckpointError(f"Tensors of unexpected shape: {shapes} ({error}).") from error
+        raise CheckpointError(f"Tensors of unexpected shape: {shapes} ({error}).", hint=_OTHER) from error
     return Target(name, shape, role, actual, tensors, operation, place)
 
 
@@ -220,5 +240,5 @@ def _refuse_leftovers(missing: list[str], unknown: list[str]) -> None:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             raise CheckpointError(
                 f"The checkpoint {what} {'tensors' if len(names) > 1 else 'tensor'} {shown}{more}.",
-                hint="It is incomplete, or its config.json describes another model.",
+                hint=_OTHER,
             )
