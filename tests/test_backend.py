@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import shutil
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mlxlin import blas
+from mlxlin import backend, blas
 from mlxlin.backend import compute_dtype, describe_backend, mx
+from mlxlin.models.activations import relu2, sigmoid_gated, swiglu
+from mlxlin.sampling import _reaches, _weights
 
 
 def run(code: str) -> str:
@@ -95,3 +100,18 @@ def test_description_is_plain_data() -> None:
     description = describe_backend()
     assert json.loads(json.dumps(description)) == description
     assert description["memory_bytes"] > 2**30
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="MLX compiles for the CPU with g++")
+@pytest.mark.parametrize("function", [swiglu, sigmoid_gated, relu2, _reaches, _weights], ids=lambda f: f.__name__)
+def test_what_is_one_dispatch_on_metal_computes_the_same(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled once for all shapes, and for numbers that are broadcast over the last axis."""
+    count = len(inspect.signature(function).parameters)
+    for tokens, narrow in ((1, False), (5, False), (3, True)):
+        arrays = [mx.random.uniform(0.1, 2, (2, tokens, 16), key=mx.random.key(i)) for i in range(count)]
+        arrays[-1] = arrays[-1][..., :1] if narrow and count > 1 else arrays[-1]
+        plain = function(*arrays)
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "on_metal", lambda: True)
+            fused = function(*arrays)
+        assert fused.shape == plain.shape and mx.allclose(fused.astype(mx.float32), plain.astype(mx.float32), 1e-6)
