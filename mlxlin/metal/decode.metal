@@ -53,7 +53,7 @@ inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p)
     record[e / VT * SIZE + e % VT] = channel<ACTIVATION>(x, p.batch, e / VT, c0 + p.v0 + e % VT);
 }
 
-// 1: the first DIMS channels of staged vectors turned by the angles of their token, neighbours or the two halves as pairs
+// 1: the first DIMS channels of staged vectors turned by the angles of their token; pairs are neighbours or two halves
 template <int DIMS, bool INTERLEAVED, int SIZE, typename CP, typename SP>
 inline void turn(threadgroup float* record, View<CP> cos_, View<SP> sin_, Place p) {
   constexpr int PAIRS = DIMS / 2;

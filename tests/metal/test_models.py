@@ -59,7 +59,7 @@ def test_a_model_gives_the_same_logits_by_kernels(config: dict[str, Any], monkey
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_experts_are_chosen_by_one_kernel(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = MoeSpec(32, 4, 16, "sigmoid", correction=True, groups=groups, groups_kept=2, factor=2.5)
+    spec = MoeSpec(32, 4, 16, score="sigmoid", correction=True, groups=groups, groups_kept=2, factor=2.5)
     key, arrays = mx.random.key(3), {}
     for name, parameter in moe_parameters(spec, 24).items():
         key, own = mx.random.split(key)
