@@ -54,7 +54,7 @@ def write(path: Path, arrays: Mapping[str, mx.array], record: Mapping[str, Any])
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
         raise ResourceError(
             f"{path.name} could not be saved: {reason}.", "Free some disk space; an older file was left as it was."
         ) from error

@@ -48,11 +48,16 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0 <= _number(self.temperature) < math.inf, "0 or more")
+        _check("temperature", self.temperature, 0 <= _number(self.temperature) < math.inf, "finite and 0 or more")
         _check("top_k", self.top_k, _whole(self.top_k) and self.top_k >= 0, "a whole number, 0 or more")
         _check("top_p", self.top_p, 0 < _number(self.top_p) <= 1, "above 0 and at most 1")
         _check("min_p", self.min_p, 0 <= _number(self.min_p) <= 1, "between 0 and 1")
-        _check("repeat_penalty", self.repeat_penalty, 0 < _number(self.repeat_penalty) < math.inf, "above 0")
+        _check(
+            "repeat_penalty",
+            self.repeat_penalty,
+            0 < _number(self.repeat_penalty) < math.inf,
+            "a finite number above 0",
+        )
         _check("presence_penalty", self.presence_penalty, math.isfinite(_number(self.presence_penalty)), "finite")
         seeded = self.seed is None or (_whole(self.seed) and 0 <= self.seed < 2**64)
         _check("seed", self.seed, seeded, "a whole number from 0 to 2^64 - 1")
@@ -78,7 +83,7 @@ def _whole(value: Any) -> bool:
 
 def _check(name: str, value: Any, fits: bool, wanted: str) -> None:
     if not fits:
-        raise InputError(f"{name} is {value!r}; it must be {wanted}.")
+        raise InputError(f"{name} is {value!r}; it must be {wanted}.", "Leave it out for its default.")
 
 
 class Sampler:

@@ -17,7 +17,7 @@ from click.shell_completion import shell_complete
 import mlxlin
 from mlxlin.errors import KernelWarning
 from mlxlin_cli.options import Settings, debug_option, model_option
-from mlxlin_cli.terminal import complain, flush, say
+from mlxlin_cli.terminal import complain, flush, open_streams, say
 
 COMMANDS = ("chat", "generate", "convert", "bench", "info", "models", "sessions", "selftest")
 COMPLETION = "_MLXLIN_COMPLETE"
@@ -156,6 +156,7 @@ def usage_hint(error: click.UsageError) -> str:
 
 def main() -> None:
     """Entry point: ends the process, quietly also where nobody reads its output any more."""
+    open_streams()
     if instruction := os.environ.get(COMPLETION):
         sys.exit(shell_complete(cli, {}, "mlxlin", COMPLETION, instruction))
     code = run()

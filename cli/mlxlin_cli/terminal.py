@@ -41,8 +41,21 @@ def write(text: str) -> None:
 
 def flush() -> None:
     """Send on what standard output still holds."""
-    if sys.stdout is not None:  # closed by whoever started us
-        sys.stdout.flush()
+    sys.stdout.flush()
+
+
+def open_streams() -> None:
+    """Put the null device where whoever started us closed a standard stream.
+
+    Else the next file would be opened under its number; at number 0, MLX takes it for one that could not be opened.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def complain(message: str, hint: str = "") -> None:

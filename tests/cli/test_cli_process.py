@@ -56,6 +56,25 @@ def test_a_reader_that_leaves_ends_it_quietly(command_line: list[str], environme
     assert process.wait(timeout=30) == 141
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_a_closed_stream_is_an_empty_one(
+    closed: tuple[int, ...], command_line: list[str], environment: dict[str, str]
+) -> None:
+    streams = [subprocess.DEVNULL if number in closed else subprocess.PIPE for number in range(3)]
+    command = [*command_line, "generate", "--temp", "0", PROMPT]
+    process = subprocess.Popen(
+        command,
+        stdin=streams[0],
+        stdout=streams[1],
+        stderr=streams[2],
+        env=environment,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    out, err = process.communicate()
+    assert process.returncode == 0 and not err
+    assert out is None or b"Paris" in out
+
+
 @pytest.mark.parametrize("extra", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_b63_a_piped_chat_has_no_escape_codes(
     command_line: list[str], environment: dict[str, str], extra: dict[str, str]
