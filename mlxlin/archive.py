@@ -119,7 +119,7 @@ def _header(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         text = metadata["record"]
         record: dict[str, Any] = json.loads(text)
         found = record.get("format")
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, "it cannot be read") from error
     if found != FORMAT:
         raise SessionError(f"{path.name} has format {found}; this mlxlin reads format {FORMAT}.")

@@ -66,7 +66,7 @@ def read_record(path: Path) -> Record:
         return Record(**(data | {"rows": [_row(row) for row in data["rows"]]}))
     except OSError as error:
         raise mlxlin.InputError(f"{path} cannot be read: {error.strerror}.", hint) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise mlxlin.InputError(f"{path} is no benchmark record: {error!r}.", hint) from error
 
 

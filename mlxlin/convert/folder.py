@@ -42,7 +42,7 @@ def _foreign_file(out: Path) -> str | None:
     """A file of a converted folder that its manifest does not list; system litter does not count."""
     try:
         listed = {MANIFEST, *json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{out / MANIFEST} is damaged, so what else is in the folder is unclear; it was left untouched.",
             "Name another output folder, or remove this one yourself.",

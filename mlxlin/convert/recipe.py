@@ -182,7 +182,7 @@ def _from_file(path: Path) -> Recipe:
             spec = None if item["bits"] is None else read_spec(kept, str(item["match"]), recipe.base)
             recipe = recipe.with_override(str(item["match"]), spec)
         return recipe
-    except (ValueError, KeyError, TypeError, AttributeError, UnsupportedError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UnsupportedError) as error:
         if isinstance(error, InputError):
             raise
         reason = error.message if isinstance(error, UnsupportedError) else str(error)

@@ -119,7 +119,7 @@ def _verdicts() -> dict[str, str]:
     """Complaints by kernel, empty for kernels that are right; of this machine and these kernels alone."""
     try:
         record = json.loads(_file().read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     found = record.get(_machine(), {}) if isinstance(record, dict) else {}
     return dict(found) if isinstance(found, dict) else {}

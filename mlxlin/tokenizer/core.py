@@ -161,11 +161,11 @@ class Tokenizer:
         """Tokens that end a reply: all that generation_config.json, config.json (also its text_config), the tokenizer
         and the chat template name."""
         text_config = self._files.model.get("text_config")
-        found = {self._id("eos_token"), self._turn_end()}
+        found: list[object] = [self._id("eos_token"), self._turn_end()]
         for config in (self._files.generation, self._files.model, text_config if isinstance(text_config, dict) else {}):
             value = config.get("eos_token_id")
-            found |= set(value) if isinstance(value, list) else {value}
-        found |= {0} if self._is_world else set()
+            found += value if isinstance(value, list) else [value]
+        found += [0] if self._is_world else []
         return frozenset(id for id in found if isinstance(id, int) and not isinstance(id, bool))
 
     @property

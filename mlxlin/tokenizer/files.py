@@ -75,7 +75,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}", AGAIN) from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds {type(value).__name__}, not a JSON object.")

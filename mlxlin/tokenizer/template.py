@@ -126,7 +126,7 @@ def _parse_arguments(call: Any, number: int) -> None:
     where = f"Message {number}: the arguments of the tool call {function.get('name', '?')!r}"
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} are not valid JSON: {error}", "Pass an object, or its JSON text.") from error
     if not isinstance(parsed, dict):
         raise InputError(f"{where} are JSON, but not an object: {arguments:.80}", "Pass an object, or its JSON text.")

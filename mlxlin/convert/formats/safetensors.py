@@ -63,7 +63,7 @@ def parse_header(text: bytes, size: int, name: str) -> dict[str, Entry]:
         raw: dict[str, Any] = json.loads(text)
         raw.pop("__metadata__", None)
         entries = {key: Entry(e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for key, e in raw.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name} has a damaged safetensors header.", _AGAIN) from error
     position = 0
     for key, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -139,7 +139,7 @@ def read_index(path: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(path.read_text())["weight_map"]
         names = {str(key): str(value) for key, value in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not a readable index of weights.", _AGAIN) from error
     for name in set(names.values()):
         if Path(name).name != name:

@@ -128,7 +128,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, with tagged floats decoded."""
     try:
         data = _untag(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path.name} does not hold a JSON object.")
