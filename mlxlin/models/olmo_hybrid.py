@@ -129,5 +129,6 @@ def _rope(config: Config, dim: int) -> RopeSpec | None:
     """None where the rotary base is null, as in released checkpoints: the linear layers carry position."""
     rope = given(config, "rope_parameters", {})
     default_rope(rope)
+    default_rope(given(config, "rope_scaling", {}))  # where older configs say how the rotation is stretched
     base = nullable(rope if "rope_theta" in rope else config, "rope_theta", 10000.0)
     return None if base is None else RopeSpec(dim, float(base))

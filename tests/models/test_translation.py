@@ -223,6 +223,7 @@ def test_finding_a_family() -> None:
         ("bailing_moe_linear", "num_kv_heads_for_linear_attn", 2),
         ("bailing_moe_v2_5", "use_qkv_bias", True),
         ("bailing_moe_v2_5", "rope_interleave", False),
+        ("olmo_hybrid", "rope_scaling", {"type": "linear", "factor": 2.0}),
         ("bailing_moe_v2_5", "rope_scaling", {"rope_scaling": "yarn"}),
         ("minimax", "hidden_act", "gelu"),
         ("minimax", "partial_rotary_factor", 0.5),
