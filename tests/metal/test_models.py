@@ -1,4 +1,4 @@
-"""Models whose mixers decode in one kernel and prefill in two, against the same models on plain operations."""
+"""Models on the kernels against the same models on plain operations, and against their sources."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.models import Model
+from mlxlin.models import Model, residual
 from mlxlin.models import moe as moe_module
 from mlxlin.models.moe import Moe, moe_parameters
 from mlxlin.models.params import Params
 from mlxlin.models.spec import MoeSpec
 from mlxlin.recurrences import kernels, mixer, probe
+from tests.models.golden import FIXTURES, Golden, difference, model_of
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
 from .measure import launches_of
@@ -70,3 +71,37 @@ def test_experts_are_chosen_by_one_kernel(groups: int, monkeypatch: pytest.Monke
     assert moe._complaint() == ""
     assert {launch.name for launch in launches_of(lambda: moe(x))} == {"router_topk"}
     assert float(mx.abs(moe(x) - plain).max()) < 1e-5 * float(mx.abs(plain).max())
+
+
+# experts routed in every way; norms of both kinds, behind parts, of groups; layers of one part, of two mixers
+FAMILIES = [
+    "falcon_h1",
+    "granitemoehybrid",
+    "kimi_linear",
+    "minimax",
+    "nemotron_h-latent",
+    "olmo_hybrid",
+    "qwen3_5_moe",
+    "rwkv7",
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_by_kernels_give_the_logits_of_the_source(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mixers of these small models have sizes that the kernels do not take; all that stands around them runs."""
+    for module in (moe_module, residual):
+        monkeypatch.setattr(module, "on_metal", lambda: True)
+        monkeypatch.setattr(module, "trusted_by_key", lambda *_: True)
+    golden = Golden.load(FIXTURES / name)
+    model, ids = model_of(golden.config, golden.tensors), golden.row(0)
+    found: list[mx.array] = []
+
+    def call() -> None:
+        first, state = model(ids[:, :-1])
+        found.extend([first, model(ids[:, -1:], state)[0]])
+
+    launches = {launch.name for launch in launches_of(call)}
+    assert "add_norm" in launches and ("router_topk" in launches) == any(
+        isinstance(layer.mlp, MoeSpec) for layer in model.spec.layers
+    )
+    assert difference(mx.concatenate(found, axis=1), golden.logits(0)) < 1e-4
