@@ -125,8 +125,7 @@ class SessionStore:
         Raises:
             SessionError: the name is not usable as a file name.
         """
-        forbidden = any(c in '/\\:*?"<>|' or not c.isprintable() for c in name)
-        if not name or name != name.strip() or name.startswith(".") or forbidden or len(name.encode()) > 200:
+        if not _usable(name):
             raise SessionError(f"'{name}' is no name for a session.", "Use letters, digits, '-', '_' and spaces.")
         return self.folder / f"{name}{_SUFFIX}"
 
@@ -179,10 +178,9 @@ class SessionStore:
         claim.release()
 
     def list(self) -> list[SessionInfo]:
-        """All sessions, the latest first."""
-        found = [
-            SessionInfo(path.name[: -len(_SUFFIX)], s.st_mtime, s.st_size) for path, s in _stats(_files(self.folder))
-        ]
+        """All sessions, the latest first; what else lies in the folder is none."""
+        sizes = ((path.name[: -len(_SUFFIX)], s) for path, s in _stats(_files(self.folder)) if path.is_file())
+        found = [SessionInfo(name, s.st_mtime, s.st_size) for name, s in sizes if _usable(name)]
         return sorted(found, key=lambda info: info.saved, reverse=True)
 
     def _known(self, name: str) -> Path:
@@ -229,6 +227,12 @@ def _is_open_at(handle: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _usable(name: str) -> bool:
+    """Whether a session can be called so."""
+    forbidden = any(c in '/\\:*?"<>|' or not c.isprintable() for c in name)
+    return bool(name) and name == name.strip() and name[0] != "." and not forbidden and len(name.encode()) <= 200
 
 
 def _files(folder: Path, pattern: str = "*") -> Iterator[Path]:

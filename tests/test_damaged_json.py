@@ -11,6 +11,7 @@ import pytest
 
 import mlxlin
 from mlxlin import archive
+from mlxlin.convert.formats.safetensors import parse_header
 from mlxlin.convert.recipe import make_recipe
 
 DEEP = "[" * 200_000
@@ -54,3 +55,20 @@ def test_stop_tokens_that_are_no_numbers_are_none(model: Path, name: str, value:
     (model / name).write_text(json.dumps(data | {"eos_token_id": value}))
     stops = mlxlin.Tokenizer.from_folder(model).stop_ids
     assert stops and all(type(stop) is int for stop in stops)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [1], "data_offsets": ["a", "b"]},
+        {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": 5, "shape": [1], "data_offsets": [0, 4]},
+    ],
+)
+def test_a_header_with_values_of_the_wrong_kind_is_damaged(entry: dict[str, Any]) -> None:
+    good = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
+    text = json.dumps({"a": entry, "b": good}).encode()
+    with pytest.raises(mlxlin.errors.CheckpointError, match="x has a damaged safetensors header"):
+        parse_header(text, 16 + len(text), "x")

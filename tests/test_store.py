@@ -206,3 +206,11 @@ def test_what_was_said_is_read_without_the_arrays(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(SessionError, match="damaged"):
             store.record("chat")
+
+
+def test_what_can_be_no_session_is_not_listed(tmp_path: Path) -> None:
+    for name in (" a", "a?b", "\udcff", ".hidden"):
+        (tmp_path / f"{name}.safetensors").touch()
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "real.safetensors").touch()
+    assert [info.name for info in SessionStore(tmp_path).list()] == ["real"]

@@ -63,6 +63,10 @@ def parse_header(text: bytes, size: int, name: str) -> dict[str, Entry]:
         raw: dict[str, Any] = json.loads(text)
         raw.pop("__metadata__", None)
         entries = {key: Entry(e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for key, e in raw.items()}
+        if not all(type(n) is int for e in entries.values() for n in (e.start, e.stop, *e.shape)):
+            raise ValueError("sizes and places are whole numbers")
+        if not all(isinstance(e.dtype, str) for e in entries.values()):
+            raise ValueError("a dtype is a text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{name} has a damaged safetensors header.", _AGAIN) from error
     position = 0
