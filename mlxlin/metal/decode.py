@@ -4,6 +4,7 @@ them back."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from mlxlin.backend import mx
 
@@ -39,16 +40,14 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
         outputs["Z_out"] = (x.Z.shape, mx.float32)
     if tape:
         outputs |= _tape_outputs(spec, B, T)
-    arrays, split = inputs(spec, x), parts(spec, B)
-    record = Record.of(spec, spec.value_dim // split)
-    tokens = min(next(n for n in BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
+    arrays = {name: array for name, array in inputs(spec, x).items() if array is not None}
     results = launch(
         "decode",
-        ["mixer", "decode"],
-        "\n".join(_Body(spec, record, arrays, outputs, B).lines(tokens)),
+        ("mixer", "decode"),
+        _body(spec, B, T, tuple(arrays), tuple(outputs)),
         {**arrays, "T": T},
         outputs,
-        (32 * SIMD_GROUPS * split, spec.value_heads, B),
+        (32 * SIMD_GROUPS * parts(spec, B), spec.value_heads, B),
         (32 * SIMD_GROUPS, 1, 1),
     )
     found = dict(zip(outputs, results, strict=True))
@@ -62,7 +61,7 @@ def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.a
     T, lanes = tape.k.shape[1] // spec.substeps, lanes_per_row(K)
     g = tape.g[..., None] if tape.g is not None and tape.g.ndim == 3 else tape.g
     arrays = {"S": S, "g": g, "k": tape.k, "u": tape.u, "z": tape.z, "b": tape.b, "accepted": accepted}
-    views = ", ".join(view(name, array) for name, array in arrays.items())
+    views = ", ".join(view(name, array is not None) for name, array in arrays.items())
     call = (
         f"replay<{K}, {lanes}, {_DECAY[spec.decay]}, {spec.substeps}>({views}, T, {tape.k.shape[2]}, {HV}, {V}, S_out, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
@@ -122,11 +121,19 @@ def gates(spec: FusedSpec, seen: Spell) -> str:
     return f"gates<{spec.decay_kind.upper()}>({views}, {', '.join(map(literal, numbers))})"
 
 
+@cache  # spelling it out costs the host more than everything else about a dispatch
+def _body(spec: FusedSpec, batch: int, T: int, arrays: tuple[str, ...], outputs: tuple[str, ...]) -> str:
+    """The text of a decode kernel for T tokens, from which inputs and outputs there are."""
+    record = Record.of(spec, spec.value_dim // parts(spec, batch))
+    tokens = min(next(n for n in BUCKETS if n >= T), max(T, Record.FLOATS // record.size))
+    return "\n".join(_Body(spec, record, arrays, outputs, batch).lines(tokens))
+
+
 class _Body:
     """The calls that make up a decode kernel."""
 
     def __init__(
-        self, spec: FusedSpec, record: Record, arrays: Mapping[str, mx.array | None], outputs: Outputs, batch: int
+        self, spec: FusedSpec, record: Record, arrays: tuple[str, ...], outputs: tuple[str, ...], batch: int
     ) -> None:
         self._spec = spec
         self._at = record
@@ -156,7 +163,7 @@ class _Body:
         ]
 
     def _view(self, name: str) -> str:
-        return view(name, self._arrays.get(name))
+        return view(name, name in self._arrays)
 
     def _out(self, name: str) -> str:
         return name if name in self._outputs else "Absent()"

@@ -79,9 +79,9 @@ def literal(x: float) -> str:
     return f"{x!r}f" if math.isfinite(x) else f"{'-' if x < 0 else ''}INFINITY"
 
 
-def view(name: str, array: mx.array | None) -> str:
+def view(name: str, given: bool = True) -> str:
     """An input in a kernel's body: itself with its strides, or the mark of its absence."""
-    return "view(Absent())" if array is None else f"view({name}, {name}_strides)"
+    return f"view({name}, {name}_strides)" if given else "view(Absent())"
 
 
 def launch(

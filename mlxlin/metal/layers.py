@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from mlxlin.backend import mx
 
 from .decode import ACTIVATION
@@ -9,6 +11,7 @@ from .kernels import launch, literal, view
 from .mixer import Activation
 
 MOST_EXPERTS = 512
+_NORM_FILES = ("mixer", "norm")
 _ROW = "threadgroup_position_in_grid.x, thread_position_in_threadgroup.x"
 _GROUP = "simdgroup_index_in_threadgroup, thread_index_in_simdgroup"
 
@@ -31,16 +34,21 @@ def add_norm(
         "weight": weight[None, None, None],
         "bias": None if bias is None else bias[None, None, None],
     }
-    views = ", ".join(view(name, array) for name, array in arrays.items())
-    body = (
-        "threadgroup float scratch[32]; "
-        f"add_norm<{str(centered).lower()}>({views}, T, {D}, {literal(eps)}, total, normed, scratch, {_ROW}, "
-        f"{threads}, {_GROUP});"
-    )
+    body = _add_norm(D, eps, centered, bias is not None)
     outputs = {name: ((B, T, D), x.dtype) for name in ("total", "normed")}
     grid = (threads * B * T, 1, 1)
-    total, normed = launch("add_norm", ["mixer", "norm"], body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))
+    total, normed = launch("add_norm", _NORM_FILES, body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))
     return total, normed
+
+
+@cache
+def _add_norm(D: int, eps: float, centered: bool, biased: bool) -> str:
+    views = ", ".join(view(name, name != "bias" or biased) for name in ("x", "residual", "weight", "bias"))
+    return (
+        "threadgroup float scratch[32]; "
+        f"add_norm<{str(centered).lower()}>({views}, T, {D}, {literal(eps)}, total, normed, scratch, {_ROW}, "
+        f"{_threads(D)}, {_GROUP});"
+    )
 
 
 def gated_norm(
@@ -64,15 +72,20 @@ def gated_norm(
     weight = weight.reshape(1, 1, -1, C // groups)
     weight = mx.broadcast_to(weight, (1, 1, groups, C // groups))  # a view: the kernel follows its strides
     arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None], "weight": weight}
-    views = ", ".join(view(name, array) for name, array in arrays.items())
-    kind = ACTIVATION[activation]
-    body = (
-        f"threadgroup float scratch[32]; gated_norm<{kind}, {str(gate_first).lower()}>({views}, T, {groups}, "
-        f"{C // groups}, {literal(eps)}, y, scratch, {_ROW}, {threads}, {_GROUP});"
-    )
+    body = _gated_norm(C // groups, groups, eps, activation, gate_first, gate is not None)
     grid = (threads * B * T * groups, 1, 1)
     outputs = {"y": ((B, T, C), y.dtype)}
-    return launch("gated_norm", ["mixer", "norm"], body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))[0]
+    return launch("gated_norm", _NORM_FILES, body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))[0]
+
+
+@cache
+def _gated_norm(width: int, groups: int, eps: float, activation: Activation, gate_first: bool, gated: bool) -> str:
+    views = ", ".join(view(name, name != "gate" or gated) for name in ("x", "gate", "weight"))
+    kind = f"{ACTIVATION[activation]}, {str(gate_first).lower()}"
+    return (
+        f"threadgroup float scratch[32]; gated_norm<{kind}>({views}, T, {groups}, {width}, {literal(eps)}, y, scratch, "
+        f"{_ROW}, {_threads(width)}, {_GROUP});"
+    )
 
 
 def router_topk(
@@ -100,7 +113,7 @@ def router_topk(
     """
     B, T, E = logits.shape
     arrays = {"logits": logits[:, :, None], "correction": None if correction is None else correction[None, None, None]}
-    views = ", ".join(view(name, array) for name, array in arrays.items())
+    views = f"{view('logits')}, {view('correction', correction is not None)}"
     flags = f"{str(score == 'softmax').lower()}, {str(normalized).lower()}"
     body = (
         f"router_topk<{E}, {top}, {groups}, {groups_kept}, {flags}>({views}, T, {literal(sum_eps)}, "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import ClassVar, Literal
 
 from mlxlin.backend import mx
@@ -73,6 +74,13 @@ class FusedSpec:
     eps: float = 0.0
     gate: Activation = "none"
     gate_first: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # a specification is looked up several times for every layer of every token
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def width(self) -> int:
@@ -188,6 +196,7 @@ class Record:
         return cls(*ends)
 
 
+@cache
 def parts(spec: FusedSpec, batch: int) -> int:
     """Threadgroups per value head: more than one where there are too few heads to keep a GPU's memory busy."""
     n = 1
@@ -201,6 +210,7 @@ def finishes(spec: FusedSpec, batch: int) -> bool:
     return parts(spec, batch) == 1 and not spec.joint_groups
 
 
+@cache
 def longest(spec: FusedSpec, batch: int) -> int:
     """The most tokens `decode` takes at once: what fits into threadgroup memory, at most 16."""
     return min(LONGEST, Record.FLOATS // Record.of(spec, spec.value_dim // parts(spec, batch)).size)

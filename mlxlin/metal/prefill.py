@@ -59,7 +59,7 @@ def _body(spec: FusedSpec, arrays: dict[str, mx.array | None], outputs: Outputs)
     H, HV, K, V, n = spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps
 
     def seen(*names: str) -> str:
-        return ", ".join(view(f"{name}_in", arrays.get(f"{name}_in")) for name in names)
+        return ", ".join(view(f"{name}_in", arrays.get(f"{name}_in") is not None) for name in names)
 
     channels = f"channels<{spec.taps}>({seen('qkv', 'memory', 'weight', 'bias')})"
 

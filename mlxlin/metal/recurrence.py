@@ -85,7 +85,7 @@ def scan(x: Arguments, *, normalize: bool = False, eps: float = 0.0) -> tuple[mx
     rows = 2 if B * HV * V >= 16384 and lanes == 4 else 1
     per_group = 32 // lanes * rows
     arrays = x.arrays()
-    views = ", ".join(view(name, array) for name, array in arrays.items())
+    views = ", ".join(view(name, array is not None) for name, array in arrays.items())
     parameters = f"{K}, {lanes}, {rows}, {x.decay}, {x.write}, {x.substeps}, {str(normalize).lower()}"
     call = (
         f"scan<{parameters}>({views}, T, H, HV, V, eps, y, S_out, {'Z_out' if normalize else 'Absent()'}, "
@@ -127,12 +127,12 @@ def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.arr
         read: dict[str, mx.array | None] = {}
     else:
         staged = f"threadgroup float keys[{16 * (K + 4)}]; "
-        views = f"{view('q', x.q)}, {view('k', x.k)}"
+        views = f"{view('q')}, {view('k')}"
         place = f"simdgroup_index_in_threadgroup, {per_threadgroup}, thread_index_in_simdgroup"
         tiles = f"head_tiles<{K}, {x.substeps}>({views}, G, keys, {place})"
         read = {"q": x.q, "k": x.k}
     read |= {name: arrays[name] for name in ("v", "S", "lengths")}
-    views = ", ".join(view(name, arrays[name]) for name in ("v", "S", "lengths"))
+    views = ", ".join(view(name, arrays[name] is not None) for name in ("v", "S", "lengths"))
     call = (
         f"{staged}chunk<{K}, {columns}, {x.write}, {x.substeps}>({tiles}, {views}, {_or_absent(prepared, 'X')}, "
         f"{_or_absent(prepared, 'W')}, P, {_or_absent(prepared, 'Pb')}, T, H, HV, V, y, S_out, "
@@ -168,9 +168,10 @@ def _prep_head(x: Arguments) -> dict[str, mx.array]:
     if x.write == "DELTA":
         outputs["X"] = outputs["P"]
     staged = 2 * 16 * 36
+    views = ", ".join(view(name, arrays[name] is not None) for name in names)
     call = (
         f"threadgroup float scratch[4 * {staged}]; prep_head<{K}, {HV // H}, {x.write}, {x.substeps}>("
-        f"{', '.join(view(name, arrays[name]) for name in names)}, T, H, {'X' if x.write == 'DELTA' else 'Absent()'}, "
+        f"{views}, T, H, {'X' if x.write == 'DELTA' else 'Absent()'}, "
         f"P, G, scratch + {staged} * simdgroup_index_in_threadgroup, thread_position_in_grid, "
         "thread_index_in_simdgroup);"
     )
@@ -200,9 +201,10 @@ def _prep_channel(x: Arguments) -> dict[str, mx.array]:
     order = ("Xd", "Qd", "Kd", "Bd", "X", "W", "P", "Pb")
     results = ", ".join(name if name in shapes else "Absent()" for name in order)
     staged = 2 * 16 * 36
+    views = ", ".join(view(name, arrays[name] is not None) for name in names)
     call = (
         f"threadgroup float scratch[2 * {staged}]; prep_channel<{K}, {x.write}>("
-        f"{', '.join(view(name, arrays[name]) for name in names)}, T, H, HV, {results}, G, "
+        f"{views}, T, H, HV, {results}, G, "
         f"scratch + {staged} * simdgroup_index_in_threadgroup, thread_position_in_grid, thread_index_in_simdgroup);"
     )
     outputs = launch(

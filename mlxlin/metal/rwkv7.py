@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from mlxlin.backend import mx
 
@@ -69,10 +70,11 @@ def time_mix(x: TimeMix) -> tuple[mx.array, mx.array]:
     arrays = {**per_token, **wide, "r_k": x.r_k[None, None], "S": x.S, "lengths": x.lengths}
     outputs: Outputs = {"y": ((B, T, H * K), x.r.dtype), "S_out": (x.S.shape, mx.float32)}
     tokens = min(next(n for n in BUCKETS if n >= T), longest(K))
+    body = _body(H, K, x.eps, x.key_eps, tokens, x.lengths is not None)
     y, S = launch(
         "time_mix",
-        ["mixer", "decode", "rwkv7"],
-        "\n".join(_lines(x, arrays, tokens)),
+        ("mixer", "decode", "rwkv7"),
+        body,
         {**arrays, "T": T},
         outputs,
         (32 * SIMD_GROUPS, H, B),
@@ -81,12 +83,12 @@ def time_mix(x: TimeMix) -> tuple[mx.array, mx.array]:
     return y, S
 
 
-def _lines(x: TimeMix, arrays: dict[str, mx.array | None], tokens: int) -> list[str]:
-    _, _, H, K = x.sizes
+@cache
+def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool) -> str:
     at, lanes = _record(K), lanes_per_row(K)
 
     def seen(*names: str) -> str:
-        return ", ".join(view(name, arrays[name]) for name in names)
+        return ", ".join(view(name, name != "lengths" or ragged) for name in names)
 
     def channels(name: str) -> str:
         return f"channels<0>({seen(name)}, {none}, {none}, {none})"
@@ -94,19 +96,20 @@ def _lines(x: TimeMix, arrays: dict[str, mx.array | None], tokens: int) -> list[
     none = "view(Absent())"
     barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, -1"
-    return [
+    lines = [
         f"threadgroup float x[{tokens * at.size}];",
         f"const Place p = place_of(threadgroup_position_in_grid, {K}, {H}, {H}, 1, {seen('lengths')}, T, "
         f"simdgroup_index_in_threadgroup, {SIMD_GROUPS}, thread_index_in_simdgroup);",
         f"stage_vectors<{K}, {at.size}, IDENTITY, false>(x, {channels('r')}, p.hv * {K}, 1.0f, p);",
         f"stage_values<{K}, {at.size}, IDENTITY>(x + {at.values}, {channels('v')}, p.hv * {K}, p);",
         f"stage_removal<{K}, {at.size}>(x + {at.keys}, x + {at.a}, x + {at.b}, {seen('k', 'rate', 'k_k', 'k_a')}, "
-        f"{literal(x.key_eps)}, p);",
+        f"{literal(key_eps)}, p);",
         f"stage_slow_decays<{K}, {at.size}>(x + {at.decays}, {seen('decay')}, {literal(SLOWEST)}, p);",
         barrier,
         f"recur<{K}, {K}, {lanes}, {at.size}, CHANNEL_DECAY, LOW_RANK, 1, {offsets}>(x, {seen('S')}, {none}, "
         f"normaliser({none}, Absent(), 0.0f), S_out, Absent(), Absent(), T, {H}, {K}, p);",
         barrier,
         f"finish_time_mix<{K}, {K}, {at.size}, {at.keys}, {at.values}>(x, {seen('v', 'r_k', 'gain', 'bias', 'gate')}, "
-        f"{literal(x.eps)}, y, T, {H}, p);",
+        f"{literal(eps)}, y, T, {H}, p);",
     ]
+    return "\n".join(lines)
