@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from mlxlin.backend import mx
 from mlxlin.models.blocks import Mlp
 from mlxlin.models.mixers.attention import Attention, attention_parameters
@@ -25,13 +28,23 @@ from mlxlin.models.spec import (
     LatentSpec,
     LayerSpec,
     LinearSpec,
-    MixerSpec,
     MoeSpec,
     Rwkv6Spec,
+    Rwkv7Spec,
     SlotSpec,
 )
 from mlxlin.state import LayerState
 
+# What a mixer's spec stands for: the parameters it expects, and the mixer itself.
+_MIXERS: dict[type, tuple[Callable[[Any, int], Table], Callable[[Any, Params, int, mx.Dtype], Mixer]]] = {
+    LinearSpec: (linear_parameters, LinearMixer),
+    AttentionSpec: (attention_parameters, Attention),
+    LatentSpec: (latent_parameters, LatentAttention),
+    GatedConvSpec: (gated_conv_parameters, GatedConv),
+    SlotSpec: (slot_parameters, SlotMixer),
+    Rwkv6Spec: (rwkv6_parameters, Rwkv6),
+    Rwkv7Spec: (rwkv7_parameters, Rwkv7),
+}
 _SHIFT = "mlp_shift"  # state of a feed-forward part with a token shift, beside its mixer's
 
 
@@ -40,27 +53,13 @@ def layer_parameters(layer: LayerSpec, width: int) -> Table:
     table: Table = {}
     if layer.mixer is not None:
         table.update(under("mixer_norm", Norm.parameters(layer.norm, width)))
-        table.update(under("mixer", _mixer_parameters(layer.mixer, width)))
+        table.update(under("mixer", _MIXERS[type(layer.mixer)][0](layer.mixer, width)))
     if layer.beside is not None:
         table.update(under("beside", attention_parameters(layer.beside, width)))
     if layer.mlp is not None:
         table.update(under("mlp_norm", Norm.parameters(layer.norm, width)))
         table.update(under("mlp", _feed_forward_parameters(layer.mlp, width)))
     return table
-
-
-def _mixer_parameters(spec: MixerSpec, width: int) -> Table:
-    if isinstance(spec, LinearSpec):
-        return linear_parameters(spec, width)
-    if isinstance(spec, AttentionSpec):
-        return attention_parameters(spec, width)
-    if isinstance(spec, GatedConvSpec):
-        return gated_conv_parameters(spec, width)
-    if isinstance(spec, SlotSpec):
-        return slot_parameters(spec, width)
-    if isinstance(spec, Rwkv6Spec):
-        return rwkv6_parameters(spec, width)
-    return latent_parameters(spec, width) if isinstance(spec, LatentSpec) else rwkv7_parameters(spec, width)
 
 
 def _feed_forward_parameters(spec: FeedForwardSpec, width: int) -> Table:
@@ -76,11 +75,11 @@ class Layer:
         self._post_norm = spec.post_norm
         self._mixer_blend, self._mlp_blend = spec.mixer_blend, spec.mlp_blend
         self._mixer: Mixer | None = None
-        self._beside = Attention(spec.beside, params.at("beside"), dtype) if spec.beside is not None else None
+        self._beside = Attention(spec.beside, params.at("beside"), width, dtype) if spec.beside is not None else None
         self._mlp: Mlp | Moe | ChannelMix | None = None
         if spec.mixer is not None:
             self._mixer_norm = Norm(spec.norm, params.at("mixer_norm"))
-            self._mixer = _mixer(spec.mixer, width, params.at("mixer"), dtype)
+            self._mixer = _MIXERS[type(spec.mixer)][1](spec.mixer, params.at("mixer"), width, dtype)
         if spec.mlp is not None:
             self._mlp_norm = Norm(spec.norm, params.at("mlp_norm"))
             self._mlp = _feed_forward(spec.mlp, width, params.at("mlp"), dtype)
@@ -135,20 +134,6 @@ def _fed_forward(
         return mlp(x), new
     y, last = mlp(x, recurrent(old)[_SHIFT], step)
     return y, {**recurrent(new), _SHIFT: last}
-
-
-def _mixer(spec: MixerSpec, width: int, params: Params, dtype: mx.Dtype) -> Mixer:
-    if isinstance(spec, LinearSpec):
-        return LinearMixer(spec, params, dtype)
-    if isinstance(spec, AttentionSpec):
-        return Attention(spec, params, dtype)
-    if isinstance(spec, GatedConvSpec):
-        return GatedConv(spec, params, width, dtype)
-    if isinstance(spec, SlotSpec):
-        return SlotMixer(spec, params, dtype)
-    if isinstance(spec, Rwkv6Spec):
-        return Rwkv6(spec, params, width, dtype)
-    return LatentAttention(spec, params, dtype) if isinstance(spec, LatentSpec) else Rwkv7(spec, params, width, dtype)
 
 
 def _feed_forward(spec: FeedForwardSpec, width: int, params: Params, dtype: mx.Dtype) -> Mlp | Moe | ChannelMix:

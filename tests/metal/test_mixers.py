@@ -111,7 +111,7 @@ def mixer_of(spec: LinearSpec) -> LinearMixer:
     for name, parameter in linear_parameters(spec, WIDTH).items():
         key, own = mx.random.split(key)
         arrays[name] = mx.random.normal(parameter.shape, key=own) * 0.3
-    return LinearMixer(spec, Params(arrays, {}), mx.float32)
+    return LinearMixer(spec, Params(arrays, {}), WIDTH, mx.float32)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -50,7 +50,7 @@ def attention_parameters(spec: AttentionSpec, width: int) -> Table:
 class Attention:
     """Grouped-query attention with optional rotary embedding, query/key norms, output gate and window."""
 
-    def __init__(self, spec: AttentionSpec, params: Params, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: AttentionSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec = spec
         self._dtype = dtype
         self._project = Projections(params, _inputs(spec))

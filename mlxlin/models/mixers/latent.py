@@ -44,7 +44,7 @@ def latent_parameters(spec: LatentSpec, width: int) -> Table:
 class LatentAttention:
     """Attention over remembered latents, [B, 1, S, kv_rank + rotary_dim]."""
 
-    def __init__(self, spec: LatentSpec, params: Params, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: LatentSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec = spec
         self._dtype = dtype
         self._project = Projections(params, _inputs(spec))

@@ -114,7 +114,7 @@ class _Ready:
 class LinearMixer:
     """One layer of the linear-attention family; its state is `S` [B, HV, V, K] float32, `Z`, and `conv`."""
 
-    def __init__(self, spec: LinearSpec, params: Params, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: LinearSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec = spec
         self._fusion = fusion(spec)
         self._one = params.made(mx.ones((1, 1, 1)))

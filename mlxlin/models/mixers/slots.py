@@ -41,7 +41,7 @@ def slot_parameters(spec: SlotSpec, width: int) -> Table:
 class SlotMixer:
     """One layer; its state is `S` [B, H, M, K], the keys of M slots, `S_values` [B, H, V, M], float32, and `conv`."""
 
-    def __init__(self, spec: SlotSpec, params: Params, dtype: mx.Dtype) -> None:
+    def __init__(self, spec: SlotSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec, self._dtype = spec, dtype
         self._project = Projections(params, _INPUTS)
         self._conv = params.take("conv.weight") if spec.conv else None
