@@ -99,7 +99,10 @@ def run(loaded: Loaded, plan: Plan, peer: str | None) -> Record:
 
     machine = describe_machine()
     model = loaded.model
-    loaded.check_memory(max(plan.lengths + plan.contexts) + plan.count + bench.TURN)
+    longest = max(plan.lengths + plan.contexts) + plan.count + bench.TURN
+    loaded.check_memory(longest)
+    if longest > model.context:
+        say(f"Note: {longest:,} tokens are more than the {model.context:,} the model was trained for.")
     say("Measuring the memory's bandwidth ...", dim=True)
     bandwidth = bench.memory_bandwidth()
     with contextlib.ExitStack() as stack:

@@ -51,6 +51,8 @@ def command(settings: Settings, /, session: str | None, from_text: bool, **optio
     """Talk with a model. After every reply one line says what it cost, and what did not have to be read again."""
     from mlxlin.store import home
 
+    if session == "":
+        raise click.UsageError("--session needs a name.")
     if from_text and not session:
         raise click.UsageError("--from-text needs --session.")
     system = system_prompt(options)

@@ -61,6 +61,8 @@ def retry(chat: Chat, _: str) -> None:
 
 def edit(chat: Chat, text: str) -> None:
     turns = len(chat.conversation.turns) // 2
+    if not turns:
+        raise mlxlin.InputError("There is nothing to edit.", "Say something first.")
     match = re.fullmatch(r"(\d+)?\s*(.*)", text, re.DOTALL)
     assert match is not None
     turn, new = int(match[1] or turns), match[2]

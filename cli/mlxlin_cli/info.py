@@ -89,7 +89,8 @@ def verdict(found: Description) -> str:
 def machine_table() -> str:
     """Device, versions, BLAS, threads, memory, and which code runs the recurrences."""
     backend = mlxlin.describe_backend()
-    blas = f"{backend['blas']}, {backend['blas_threads']} threads"
+    threads = backend["blas_threads"]
+    blas = f"{backend['blas']}, {threads} thread{'' if threads == 1 else 's'}"
     rows = [
         ["machine", f"{backend['chip']}, {backend['architecture']}, {size(backend['memory_bytes'])} of memory"],
         ["system", f"{backend['os']}, Python {backend['python']}"],
@@ -97,8 +98,9 @@ def machine_table() -> str:
         ["CPU products", blas + (f" ({backend['blas_note']})" if backend["blas_note"] else "")],
         ["mlxlin", mlxlin.__version__],
     ]
-    paths = [["recurrence path", "device", "tokens"]]
-    paths += [[row["path"], row["device"], row["tokens"]] for row in mlxlin.recurrences.paths.table()]
+    columns = ("path", "device", "decay", "tokens")
+    paths = [["recurrence path", "device", "decay per", "tokens"]]
+    paths += [[row[column] for column in columns] for row in mlxlin.recurrences.paths.table()]
     failures = [["not used here", ""]]
     failures += [[kernel, complaint] for kernel, complaint in mlxlin.recurrences.probe.failures().items()]
     return "\n\n".join(table(part) for part in (rows, paths, failures) if len(part) > 1)

@@ -80,6 +80,8 @@ def remove_command(name: str, yes: bool) -> None:
     name = ALIASES[name].repo if name in ALIASES else name
     wanted = {name, str(Path(name).expanduser().resolve())}
     found = next((model for model in on_disk() if model.name in wanted), None)
+    if name == "demo":
+        raise mlxlin.InputError("The demo model is part of mlxlin.", "It goes with it: pip uninstall mlxlin")
     if found is None:
         raise mlxlin.InputError(f"There is no model '{name}' on this machine.", "See them with: mlxlin models")
     if not yes:

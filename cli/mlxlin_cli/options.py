@@ -56,7 +56,7 @@ def loading_options(command: Decorated) -> Decorated:
     """How a model is loaded: `-m`, `-q`, `--revision`."""
     for option in (
         click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository."),
-        click.option("-q", "--bits", type=int, metavar="BITS", help="Quantise the weights while loading: 4 or 8, say."),
+        click.option("-q", "--bits", type=int, metavar="BITS", help="Quantise while loading: 2, 3, 4, 5, 6 or 8."),
         model_option,
     ):
         command = option(command)

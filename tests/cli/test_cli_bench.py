@@ -61,6 +61,11 @@ def test_the_default_lengths_are_those_that_fit_the_context(cli, script, monkeyp
     assert [plan.contexts for plan in plans] == [plan.lengths for plan in plans]
 
 
+def test_lengths_beyond_the_context_are_measured_with_a_note(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxlin.models.Model.context", 40)
+    assert "Note: 67 tokens are more than the 40 the model was trained for." in cli(*QUICK).err
+
+
 def test_a_record_is_read_back_and_compared(cli, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     assert cli(*QUICK, "--json", str(path)).code == 0

@@ -168,6 +168,10 @@ def test_a_wrong_command_in_a_pipe_ends_it_with_two_lines(cli, script, line: str
     assert not script.asked
 
 
+def test_before_the_first_message_there_is_nothing_to_edit(cli, script) -> None:
+    assert "There is nothing to edit." in cli("chat", input="/edit 9 x\n").err
+
+
 def test_an_edit_without_text_needs_a_terminal(cli, script) -> None:
     result = cli("chat", input="one\n/edit 1\n")
     assert result.code == 1 and result.err.endswith("Hint: Say /edit TURN TEXT.\n")

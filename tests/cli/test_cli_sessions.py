@@ -84,7 +84,7 @@ def test_another_model_is_refused_unless_the_text_is_asked_for(cli, script, tmp_
     again = cli(*SESSION, "--from-text", input="two\n")
     assert again.code == 0 and said(script, 1) == ["one", "two"] and "(nothing was read before)" in again.err
     assert "(checkpoint before" in cli(*SESSION, input="three\n").err
-    assert cli("chat", "--from-text").code == 2
+    assert cli("chat", "--from-text").code == cli("chat", "--session", "").code == 2
 
 
 def test_b42_a_damaged_session_is_refused_and_its_text_is_not_lost(cli, script) -> None:
