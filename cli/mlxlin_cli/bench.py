@@ -42,7 +42,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is no list of whole numbers such as 512,2048.", param, ctx)
 
 
-@click.command("bench", epilog=EPILOG, short_help="Prefill and decode, timed apart.")
+@click.command("bench", epilog=EPILOG)
 @click.option("-p", "--prefill", type=Lengths(), help="Prompt lengths; by default those of 512,2048,8192 that fit.")
 @click.option("--contexts", type=Lengths(), help="Decode behind this many tokens; the prompt lengths by default.")
 @click.option(

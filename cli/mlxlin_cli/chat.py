@@ -38,7 +38,7 @@ Examples:
 '''
 
 
-@click.command("chat", epilog=EPILOG, short_help="A conversation, never read twice.")
+@click.command("chat", epilog=EPILOG)
 @click.option("--session", metavar="NAME", help="Go on with a saved conversation, or begin one; saved at every reply.")
 @click.option("--from-text", is_flag=True, help="Read the session's text again: it was saved with another model.")
 @click.option("-n", "--max-tokens", type=click.IntRange(1), default=2048, show_default=True, help="Tokens per reply.")

@@ -32,7 +32,7 @@ quantised. Without -q or --recipe the numbers stay as they are.
 """
 
 
-@click.command("convert", epilog=EPILOG, short_help="A hub checkpoint to a folder, quantised or not.")
+@click.command("convert", epilog=EPILOG)
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @click.option("-q", "--bits", type=int, metavar="BITS", help="Bits per weight: 2, 3, 4, 5, 6 or 8.")

@@ -35,7 +35,7 @@ Examples:
 """
 
 
-@click.command("generate", epilog=EPILOG, short_help="One completion, of an argument or a pipe.")
+@click.command("generate", epilog=EPILOG)
 @click.argument("prompt", required=False)
 @click.option("-n", "--max-tokens", type=click.IntRange(0), default=256, show_default=True, help="New tokens at most.")
 @click.option("--raw", is_flag=True, help="Continue the text itself, without the chat template.")

@@ -22,7 +22,7 @@ Examples:
 CONTEXTS = (1024, 8192, 65536, 524288)
 
 
-@click.command("info", epilog=EPILOG, short_help="Layers, sizes, memory, and this machine.")
+@click.command("info", epilog=EPILOG)
 @click.argument("name", metavar="[MODEL]", required=False)
 @click.option("-q", "--bits", type=int, metavar="BITS", help="As if quantised while loading.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")

@@ -5,21 +5,28 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import click
-from click.shell_completion import shell_complete
 
 import mlxlin
 from mlxlin.errors import KernelWarning
 from mlxlin_cli.options import Settings, debug_option, model_option
 from mlxlin_cli.terminal import complain, flush, open_streams, say
 
-COMMANDS = ("chat", "generate", "convert", "bench", "info", "models", "sessions", "selftest")
+COMMANDS = {
+    "chat": "A conversation, never read twice.",
+    "generate": "One completion, of an argument or a pipe.",
+    "convert": "A hub checkpoint to a folder, quantised or not.",
+    "bench": "Prefill and decode, timed apart.",
+    "info": "Layers, sizes, memory, and this machine.",
+    "models": "What is on disk, what would fit.",
+    "sessions": "Saved conversations.",
+    "selftest": "Every kernel against its definition, here.",
+}
 COMPLETION = "_MLXLIN_COMPLETE"
 OK, FAILED, USAGE, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 
@@ -50,7 +57,10 @@ class UnknownCommand(click.UsageError):
 
 
 class Commands(click.Group):
-    """Subcommands by file name: `mlxlin_cli/<name>.py` holds a click command called `command`."""
+    """Subcommands by file name: `mlxlin_cli/<name>.py` holds a click command called `command`.
+
+    Their list is printed without importing them, which would be most of the time that `mlxlin --help` takes.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -59,7 +69,12 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"mlxlin_cli.{cmd_name}").command
+        command.short_help = COMMANDS[cmd_name]
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -108,6 +123,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return CLOSED_PIPE
     except Exception as error:
         if settings.debug:
+            import traceback
+
             traceback.print_exc()
         return report(error)
 
@@ -158,6 +175,8 @@ def main() -> None:
     """Entry point: ends the process, quietly also where nobody reads its output any more."""
     open_streams()
     if instruction := os.environ.get(COMPLETION):
+        from click.shell_completion import shell_complete
+
         sys.exit(shell_complete(cli, {}, "mlxlin", COMPLETION, instruction))
     code = run()
     try:

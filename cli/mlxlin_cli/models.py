@@ -33,7 +33,7 @@ class OnDisk:
     remove: Callable[[], None]
 
 
-@click.group("models", epilog=EPILOG, invoke_without_command=True, short_help="What is on disk, what would fit.")
+@click.group("models", epilog=EPILOG, invoke_without_command=True)
 @debug_option
 @click.pass_context
 def command(ctx: click.Context) -> None:

@@ -9,7 +9,7 @@ from mlxlin_cli.options import debug_option
 from mlxlin_cli.terminal import number, say, write
 
 
-@click.command("selftest", short_help="Every kernel against its definition, here.")
+@click.command("selftest")
 @debug_option
 def command() -> None:
     """Check every kernel of this machine against the float64 definition, with times. Exit code 1 if one is wrong."""

@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.group("sessions", epilog=EPILOG, invoke_without_command=True, short_help="Saved conversations.")
+@click.group("sessions", epilog=EPILOG, invoke_without_command=True)
 @debug_option
 @click.pass_context
 def command(ctx: click.Context) -> None:
