@@ -50,8 +50,9 @@ def load(
         ResourceError: the model does not fit into memory.
     """
     path = resolve(source, revision, progress=progress, notice=notice)
-    tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)
-    return load_model(path, dtype=dtype, bits=bits, progress=progress, notice=notice), tokenizer
+    prepared = open_path(path, bits)
+    tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)  # before the weights, which take longer
+    return _read(prepared, dtype, progress, notice), tokenizer
 
 
 def load_model(
@@ -65,7 +66,10 @@ def load_model(
 ) -> Model:
     """`load` without the tokenizer."""
     path = resolve(source, revision, progress=progress, notice=notice)
-    prepared = open_path(path, bits)
+    return _read(open_path(path, bits), dtype, progress, notice)
+
+
+def _read(prepared: Prepared, dtype: mx.Dtype | None, progress: Progress | None, notice: Notice | None) -> Model:
     tell = notice or (lambda text: None)
     for text in prepared.notices:
         tell(text)

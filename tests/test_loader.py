@@ -148,3 +148,8 @@ def test_suggestions_fit_and_prefer_more_bits() -> None:
         assert [s.known.billions for s in found] == sorted((s.known.billions for s in found), reverse=True)
     by_alias = {s.alias: s.bits for s in aliases.suggest(16 << 30)}
     assert by_alias["qwen3.5-0.8b"] == 16 and by_alias["qwen3.5-9b"] == 8 and "qwen3.5-27b" not in by_alias
+
+
+def test_a_folder_that_is_no_model_lacks_weights_rather_than_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(mlxlin.CheckpointError, match="There are no weights"):
+        mlxlin.load(tmp_path)
