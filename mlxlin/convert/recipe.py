@@ -158,7 +158,7 @@ def make_recipe(
 def _uniform(settings: Mapping[str, Any]) -> Recipe:
     given = {key: value for key, value in settings.items() if value is not None}
     try:
-        base = read_spec(given, "recipe")
+        base = read_spec(given, "quantisation")
     except UnsupportedError as error:
         raise InputError(error.message, error.hint) from error
     group = base.group_size if base.mode == "affine" else 64
@@ -168,6 +168,8 @@ def _uniform(settings: Mapping[str, Any]) -> Recipe:
 def _from_file(path: Path) -> Recipe:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or not (data.get("bits") or data.get("mode")):
+            raise InputError(f"{path.name} does not say how many bits to use.", 'At least: {"bits": 4}')
         if unknown := sorted(set(data) - _FIELDS):
             raise InputError(
                 f"{path.name} has an unknown field '{unknown[0]}'.", f"Fields: {', '.join(sorted(_FIELDS))}."
@@ -185,5 +187,7 @@ def _from_file(path: Path) -> Recipe:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UnsupportedError) as error:
         if isinstance(error, InputError):
             raise
-        reason = error.message if isinstance(error, UnsupportedError) else str(error)
+        reason = error.message if isinstance(error, UnsupportedError) else "a value is missing or of the wrong kind"
+        if isinstance(error, json.JSONDecodeError):
+            reason = str(error)
         raise InputError(f"The recipe {path.name} cannot be read: {reason}", "See `mlxlin convert --help`.") from error

@@ -114,10 +114,11 @@ def test_options_that_no_kernel_exists_for_are_refused(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"bits": 4, "gates": 8}', '{"bits": 9}', '{"bits": 4, "overrides": [{"bits": 4}]}']
+    "text", ["{", "[]", "{}", '{"bits": 4, "gates": 8}', '{"bits": 9}', '{"bits": 4, "overrides": [{"bits": 4}]}']
 )
 def test_recipe_files_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.json"
     file.write_text(text)
-    with pytest.raises(InputError, match="bad.json|9 bits"):
+    with pytest.raises(InputError, match="bad.json|9 bits") as caught:
         make_recipe(recipe=file)
+    assert "object" not in caught.value.message, "not in the words of Python"
