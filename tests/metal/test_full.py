@@ -1,5 +1,6 @@
-"""Every head size with every rule, through both recurrence kernels: `pytest -m full -n auto tests/metal` (ten minutes on two cores).
+"""Every head size with every rule, through both recurrence kernels.
 
+Run by `pytest -m full -n auto tests/metal`, in ten minutes on two cores.
 The default tests cover the same features in pairs. Groups, dtypes and token counts turn with the sizes.
 """
 
