@@ -85,7 +85,7 @@ def common_things() -> list[str]:
 
 
 def definitions(answerer: Answerer) -> None:
-    """Compare with the answers that a person has judged (the file is written when it is not there)."""
+    """Compare with the answers that were judged one by one (the file is written when it is not there)."""
     phrases = common_things()
     answers = answerer.answers(asked([f"What is {p}?" for p in phrases]))
     if not JUDGED.exists():
