@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal.decode import decode, replay
 from mlxlin.metal.layers import add_norm, gated_norm, router_topk
-from mlxlin.metal.mixer import FusedSpec
+from mlxlin.metal.mixer import FusedSpec, Mixed
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.rwkv7 import time_mix
 from mlxlin.recurrences import RULES, kernels, run, rwkv7
@@ -136,6 +136,7 @@ def _checks() -> Iterator[Check]:
         yield from _mixer_checks()
         for K, tokens, dtype in ((64, 1, mx.bfloat16), (64, 4, mx.float32), (128, 2, mx.float16)):
             yield _time_mix_check(K, tokens, dtype)
+        yield _time_mix_replay_check()
         yield from _layer_checks()
     else:
         yield from _recurrence_checks({"step": (_operations, 1), "chunkwise": (_operations, 150)})
@@ -191,7 +192,7 @@ def _mixer_checks() -> Iterator[Check]:
         for dtype in (mx.float32, mx.bfloat16):
             for tokens in (1, 4):
                 yield _decode_check(name, spec, tokens, dtype)
-        yield _replay_check(name, spec)
+        yield _decode_replay_check(name, spec)
         if spec.prefills:
             yield _prefill_check(name, spec)
 
@@ -210,17 +211,25 @@ def _decode_check(name: str, spec: FusedSpec, tokens: int, dtype: mx.Dtype) -> C
     return Check("decode", f"{name}, T {tokens}, {_text(dtype)}", found, expected)
 
 
-def _replay_check(name: str, spec: FusedSpec) -> Check:
-    """The replayed state has the bits of the decoded one: any difference is an error."""
-    x = replace(sample_mixer(spec, 1, 4, mx.float32), lengths=None)
+def _decode_replay_check(name: str, spec: FusedSpec) -> Check:
+    x = sample_mixer(spec, 1, 4, mx.float32)
+    return _replay_check(name, spec, x.S, lambda n: decode(spec, replace(x, lengths=n), tape=n is None))
+
+
+def _time_mix_replay_check() -> Check:
+    x = rwkv7.sample(16, 64, 4, mx.bfloat16)
+    return _replay_check("RWKV-7", x.spec, x.S, lambda n: time_mix(replace(x, lengths=n), tape=n is None))
+
+
+def _replay_check(name: str, spec: FusedSpec, S: mx.array, run: Callable[[mx.array | None], Mixed]) -> Check:
+    """The replayed state has the bits of the decoded one: any difference is an error. `run` takes the lengths."""
 
     def found() -> list[mx.array]:
-        tape = decode(spec, x, tape=True).tape
+        tape, three = run(None).tape, mx.full((S.shape[0],), 3)
         assert tape is not None
-        plain = decode(spec, replace(x, lengths=mx.array([3]))).S
-        return [(replay(spec, x.S, tape, mx.array([3])) != plain).astype(mx.int32)]
+        return [(replay(spec, S, tape, three) != run(three).S).astype(mx.int32)]
 
-    return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(x.S.shape)])
+    return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(S.shape)])
 
 
 def _prefill_check(name: str, spec: FusedSpec) -> Check:
@@ -241,9 +250,12 @@ def _prefill_check(name: str, spec: FusedSpec) -> Check:
 def _time_mix_check(K: int, tokens: int, dtype: mx.Dtype) -> Check:
     x = rwkv7.sample(16, K, tokens, dtype)
     shape = f"RWKV-7, T {tokens}, 16 heads of {K}, {_text(dtype)}"
-    return Check(
-        "time_mix", shape, lambda: list(time_mix(x)), lambda: [float64(z) for z in rwkv7.mix(rwkv7.in_float32(x))]
-    )
+
+    def found() -> list[mx.array]:
+        mixed = time_mix(x)
+        return [mixed.y, mixed.S]
+
+    return Check("time_mix", shape, found, lambda: [float64(z) for z in rwkv7.mix(rwkv7.in_float32(x))])
 
 
 def _layer_checks() -> Iterator[Check]:

@@ -106,12 +106,14 @@ template <int KIND, typename GP, typename RP, typename BP>
 inline float forgotten(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, int hv, int d) {
   return (1.0f - load(row(g.bias, 0, 0, hv), d)) * sigmoid(-load(row(g.x, b, t, hv), d));
 }
+template <typename P> inline float rate_of(View<P> rate, int hv) { return load(row(rate, 0, 0, hv), 0); }
+inline float rate_of(View<Absent>, int) { return 1.0f; }
 template <int KIND, typename GP, typename RP, typename BP>
 inline float log_decay(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, int hv, int d) {
   const float x = load(row(g.x, b, t, hv), d);
   if (KIND == GIVEN) return x;
   if (KIND == LOGSIGMOID) return max(-softplus(-x) / g.constant_, g.floor_);
-  const float rate = load(row(g.rate, 0, 0, hv), 0), bias_ = load(row(g.bias, 0, 0, hv), d);
+  const float rate = rate_of(g.rate, hv), bias_ = load(row(g.bias, 0, 0, hv), d);
   if (KIND == SOFTPLUS) return rate * time_step(g, b, t, hv, d);
   if (KIND == SIGMOID) return g.constant_ * sigmoid(rate * (x + bias_));
   const float lost = forgotten(g, b, t, hv, d);  // a small loss and a small rest are both exact

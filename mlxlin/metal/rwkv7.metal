@@ -28,13 +28,6 @@ inline void stage_removal(threadgroup float* keys, threadgroup float* a, threadg
   }
 }
 
-// Decays exp(slowest sigmoid(x)) of all channels
-template <int K, int SIZE, typename P>
-inline void stage_slow_decays(threadgroup float* record, View<P> x, float slowest, Place p) {
-  for (int e = thread_of(p); e < p.n * K; e += p.groups * 32)
-    record[e / K * SIZE + e % K] = decay_of(slowest * sigmoid(load(row(x, p.batch, e / K, p.hv), e % K)));
-}
-
 // gate (layer_norm(y) gain + bias + (r . k . r_k) v), the norm over the head; zeros past the last real token
 template <int K, int V, int SIZE, int KEYS, int VALUES, typename VP, typename RP, typename WP, typename BP, typename GP,
           typename Y>

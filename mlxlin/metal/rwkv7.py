@@ -7,11 +7,12 @@ from functools import cache
 
 from mlxlin.backend import mx
 
-from .decode import BUCKETS, SIMD_GROUPS
+from .decode import BUCKETS, SIMD_GROUPS, gates
 from .kernels import Outputs, lanes_per_row, launch, literal, view
-from .mixer import LONGEST, Record
+from .mixer import LONGEST, FusedSpec, Mixed, Record, Tape
 
 SLOWEST = -0.6065306597126334  # log of the smallest decay factor, -exp(-1/2)
+_TAPE = ("k", "u", "g", "z", "b")  # in one output: Metal allows 31 buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,28 +51,36 @@ class TimeMix:
         (B, T, _), (_, H, K, _) = self.r.shape, self.S.shape
         return B, T, H, K
 
+    @property
+    def spec(self) -> FusedSpec:
+        """Its recurrence, as `replay` wants to know it."""
+        return _spec(*self.S.shape[1:3])
 
-def _record(K: int) -> Record:
-    """q | k | v | decays | a | b, K floats each."""
-    return Record(K, 2 * K, 3 * K, 4 * K, 5 * K, 6 * K, 6 * K, 6 * K)
+
+@cache
+def _spec(H: int, K: int) -> FusedSpec:
+    return FusedSpec(H, H, K, K, "low_rank", "channel", apart=True, decay_kind="sigmoid", decay_constant=SLOWEST)
 
 
+@cache
 def longest(K: int) -> int:
     """The most tokens that `time_mix` takes at once."""
-    return min(LONGEST, Record.FLOATS // _record(K).size)
+    return min(LONGEST, Record.FLOATS // Record.of(_spec(1, K), K).size)
 
 
-def time_mix(x: TimeMix) -> tuple[mx.array, mx.array]:
-    """y [B, T, D] in the dtype of r, zero past the last real token of a row, and S."""
+def time_mix(x: TimeMix, *, tape: bool = False) -> Mixed:
+    """y [B, T, D] in the dtype of r, zero past the last real token of a row, S and, where asked for, the tape."""
     B, T, H, K = x.sizes
     per_token = {name: getattr(x, name)[:, :, None] for name in ("r", "k", "v", "gate", "decay", "rate")}
     wide = {name: getattr(x, name)[None, None, None] for name in ("k_k", "k_a", "gain", "bias")}
     per_token["decay"] = x.decay.reshape(B, T, H, K)
     arrays = {**per_token, **wide, "r_k": x.r_k[None, None], "S": x.S, "lengths": x.lengths}
     outputs: Outputs = {"y": ((B, T, H * K), x.r.dtype), "S_out": (x.S.shape, mx.float32)}
+    if tape:
+        outputs["tape"] = ((len(_TAPE), B, T, H, K), mx.float32)
     tokens = min(next(n for n in BUCKETS if n >= T), longest(K))
-    body = _body(H, K, x.eps, x.key_eps, tokens, x.lengths is not None)
-    y, S = launch(
+    body = _body(H, K, x.eps, x.key_eps, tokens, x.lengths is not None, tape)
+    y, S, *taped = launch(
         "time_mix",
         ("mixer", "decode", "rwkv7"),
         body,
@@ -80,12 +89,13 @@ def time_mix(x: TimeMix) -> tuple[mx.array, mx.array]:
         (32 * SIMD_GROUPS, H, B),
         (32 * SIMD_GROUPS, 1, 1),
     )
-    return y, S
+    return Mixed(y, S, tape=Tape(**dict(zip(_TAPE, taped[0], strict=True))) if tape else None)
 
 
 @cache
-def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool) -> str:
-    at, lanes = _record(K), lanes_per_row(K)
+def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool, tape: bool) -> str:
+    spec, lanes = _spec(H, K), lanes_per_row(K)
+    at = Record.of(spec, K)
 
     def seen(*names: str) -> str:
         return ", ".join(view(name, name != "lengths" or ragged) for name in names)
@@ -93,21 +103,31 @@ def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool)
     def channels(name: str) -> str:
         return f"channels<0>({seen(name)}, {none}, {none}, {none})"
 
+    def taped(name: str) -> str:
+        return f"tape + {_TAPE.index(name)} * all" if tape else "Absent()"
+
     none = "view(Absent())"
     barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
     offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, -1"
     lines = [
         f"threadgroup float x[{tokens * at.size}];",
+        *([f"const int64_t all = int64_t(threadgroups_per_grid.z) * T * {H * K};"] if tape else []),
         f"const Place p = place_of(threadgroup_position_in_grid, {K}, {H}, {H}, 1, {seen('lengths')}, T, "
         f"simdgroup_index_in_threadgroup, {SIMD_GROUPS}, thread_index_in_simdgroup);",
         f"stage_vectors<{K}, {at.size}, IDENTITY, false>(x, {channels('r')}, p.hv * {K}, 1.0f, p);",
         f"stage_values<{K}, {at.size}, IDENTITY>(x + {at.values}, {channels('v')}, p.hv * {K}, p);",
         f"stage_removal<{K}, {at.size}>(x + {at.keys}, x + {at.a}, x + {at.b}, {seen('k', 'rate', 'k_k', 'k_a')}, "
         f"{literal(key_eps)}, p);",
-        f"stage_slow_decays<{K}, {at.size}>(x + {at.decays}, {seen('decay')}, {literal(SLOWEST)}, p);",
+        f"const auto g = {gates(spec, lambda name: view(name, name == 'decay'))};",
+        f"stage_decays<{K}, {at.size}>(x + {at.decays}, g, p.hv, {taped('g')}, {'T' if tape else 'p.n'}, {H}, p);",
         barrier,
         f"recur<{K}, {K}, {lanes}, {at.size}, CHANNEL_DECAY, LOW_RANK, 1, {offsets}>(x, {seen('S')}, {none}, "
-        f"normaliser({none}, Absent(), 0.0f), S_out, Absent(), Absent(), T, {H}, {K}, p);",
+        f"normaliser({none}, Absent(), 0.0f), S_out, {taped('u')}, {taped('z')}, T, {H}, {K}, p);",
+        *(
+            f"record<{K}, {at.size}>(x + {where}, {taped(name)}, T, {H}, p.hv, p);"
+            for name, where in (("k", at.keys), ("b", at.b))
+            if tape
+        ),
         barrier,
         f"finish_time_mix<{K}, {K}, {at.size}, {at.keys}, {at.values}>(x, {seen('v', 'r_k', 'gain', 'bias', 'gate')}, "
         f"{literal(eps)}, y, T, {H}, p);",

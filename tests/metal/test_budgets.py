@@ -217,6 +217,20 @@ def test_time_mix() -> None:
     ).check(launch)
 
 
+def test_a_tape_of_time_mix_costs_what_it_holds() -> None:
+    x = sample(4, 64, 4, mx.bfloat16)
+    plain, taping = launches_of(lambda: (time_mix(x), time_mix(x, tape=True)))
+    tape = 5 * 2 * 4 * 4 * 64 * 4  # g, k, u, z, b: rows, tokens, heads, channels
+    Budget(
+        unique=plain.report.unique_bytes + tape,
+        issued=plain.issued_bytes + tape + 4 * 4 * plain.report.threads,  # every thread reads T
+        flops=plain.report.flops,
+        simd=plain.report.simd_ops,
+        barriers=plain.report.barriers,
+        threadgroup=plain.report.threadgroup_bytes,
+    ).check(taping)
+
+
 @pytest.mark.parametrize(("centered", "passes"), [(False, 1), (True, 2)])
 def test_add_norm(centered: bool, passes: int) -> None:
     rows, width = 2, 2560

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal.rwkv7 import longest, time_mix
+from mlxlin.metal.decode import replay
+from mlxlin.metal.rwkv7 import TimeMix, longest, time_mix
 from mlxlin.models import Model
+from mlxlin.models.mixers.rwkv7 import token_shift
 from mlxlin.recurrences import rwkv7
 from mlxlin.recurrences.rwkv7 import complaint, mix, sample
 from tests.tiny import RWKV7, tiny_model
@@ -16,6 +19,20 @@ from tests.tiny import RWKV7, tiny_model
 from .cases import TOLERANCE, error, float64
 from .conftest import emulated
 from .measure import launches_of
+
+PER_TOKEN = ("r", "k", "v", "gate", "decay", "rate")
+SCHEDULES: tuple[dict[str, int], ...] = ({"order": 3}, {"order": 5}, {"order": 6}, {"metal": 410, "align": 1})
+
+
+def part(x: TimeMix, start: int, end: int) -> TimeMix:
+    """Some of its tokens."""
+    return replace(x, **{name: getattr(x, name)[:, start:end] for name in PER_TOKEN})
+
+
+def same_bits(found: Any, expected: Any) -> bool:
+    """Whether the arrays of two results are equal, but for those that are not expected."""
+    names = [f.name for f in fields(expected) if isinstance(getattr(expected, f.name), mx.array)]
+    return all(mx.array_equal(getattr(found, name), getattr(expected, name)) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +46,8 @@ def test_time_mix_equals_operations(heads: int, K: int, tokens: int, dtype: mx.D
 
 def test_rows_of_different_lengths() -> None:
     x = sample(2, 64, 3, mx.float32)
-    (y, S), (expected, S_expected) = time_mix(replace(x, lengths=mx.array([1, 0]))), mix(x)
+    mixed, (expected, S_expected) = time_mix(replace(x, lengths=mx.array([1, 0]))), mix(x)
+    y, S = mixed.y, mixed.S
     assert error(y[:1, :1], float64(expected[:1, :1])) < TOLERANCE[mx.float32]
     assert mx.all(y[:1, 1:] == 0) and mx.all(y[1] == 0)
     assert mx.array_equal(S[1], x.S[1])
@@ -41,13 +59,65 @@ def test_one_token_at_a_time_equals_all_at_once_whatever_the_schedule() -> None:
     x = sample(2, 32, 3, mx.float32)
     whole, S = time_mix(x), x.S
     for t in range(3):
-        token = {name: getattr(x, name)[:, t : t + 1] for name in ("r", "k", "v", "gate", "decay", "rate")}
-        y, S = time_mix(replace(x, **token, S=S))
-        assert mx.array_equal(y, whole[0][:, t : t + 1])
-    assert mx.array_equal(S, whole[1])
-    for options in ({"order": 3}, {"order": 5}, {"order": 6}, {"metal": 410, "align": 1}):
+        one = time_mix(replace(part(x, t, t + 1), S=S))
+        assert mx.array_equal(one.y, whole.y[:, t : t + 1])
+        S = one.S
+    assert mx.array_equal(S, whole.S)
+    for options in SCHEDULES:
         with emulated(**options):
-            assert all(mx.array_equal(a, b) for a, b in zip(time_mix(x), whole, strict=True))
+            assert same_bits(time_mix(x), whole)
+
+
+@pytest.mark.parametrize(
+    ("heads", "K", "tokens", "dtype"),
+    [
+        (2, 64, 5, mx.bfloat16),
+        (3, 32, 3, mx.float32),
+        (1, 96, 2, mx.float32),
+        (1, 128, 2, mx.float16),
+        (1, 192, 1, mx.bfloat16),
+        (1, 256, 2, mx.float16),
+    ],
+    ids=str,
+)
+def test_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(
+    heads: int, K: int, tokens: int, dtype: mx.Dtype
+) -> None:
+    x = sample(heads, K, tokens, dtype)
+    verified = time_mix(x, tape=True)
+    assert verified.tape is not None and same_bits(verified, time_mix(x))
+    for accepted in range(tokens + 1):
+        counts = (accepted, tokens - accepted)
+        replayed = replay(x.spec, x.S, verified.tape, mx.array(counts))
+        for row, n in enumerate(counts):
+            expected = time_mix(part(x, 0, n)).S if n else x.S
+            assert mx.array_equal(replayed[row], expected[row])
+
+
+def test_a_tape_of_rows_of_different_lengths() -> None:
+    x = replace(sample(2, 64, 4, mx.bfloat16), lengths=mx.array([4, 1]))
+    spoilt = {name: getattr(x, name).at[1, 1:].add(mx.nan) for name in PER_TOKEN}
+    verified = time_mix(replace(x, **spoilt), tape=True)
+    assert verified.tape is not None and same_bits(verified, time_mix(x))
+    for counts in ([4, 4], [4, 1]):  # past its last real token a row stays as it is
+        assert mx.array_equal(replay(x.spec, x.S, verified.tape, mx.array(counts)), verified.S)
+    replayed = replay(x.spec, x.S, verified.tape, mx.array([2, 0]))
+    assert mx.array_equal(replayed, time_mix(replace(x, lengths=mx.array([2, 0]))).S)
+
+
+def test_a_tape_does_not_depend_on_the_schedule() -> None:
+    x = sample(2, 32, 3, mx.float16)
+    tape = time_mix(x, tape=True).tape
+    for options in SCHEDULES:
+        with emulated(**options):
+            assert same_bits(time_mix(x, tape=True).tape, tape)
+
+
+def test_the_token_shift_goes_back_with_the_inputs() -> None:
+    x, memory = mx.random.normal((2, 3, 8)), mx.random.normal((2, 1, 8))
+    for accepted in range(4):
+        _, shift = token_shift(x, memory, mx.full((2,), accepted))
+        assert mx.array_equal(shift, token_shift(x[:, :accepted], memory, None)[1] if accepted else memory)
 
 
 def test_the_longest_call_fits() -> None:
