@@ -49,6 +49,7 @@ GATED_DELTA_NET = FusedSpec(
 )
 MIXERS = {
     "gated delta net": GATED_DELTA_NET,
+    "comba": replace(GATED_DELTA_NET, reader=True, gate="sigmoid"),
     "kimi delta attention": replace(GATED_DELTA_NET, heads=32, decay="channel", eps=1e-5, gate="sigmoid"),
     "gated linear attention": FusedSpec(
         4,

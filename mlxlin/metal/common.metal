@@ -3,7 +3,7 @@
 #include <metal_simdgroup_matrix>
 
 enum Decay { NO_DECAY, HEAD_DECAY, CHANNEL_DECAY };
-enum Write { ADD, DELTA, LOW_RANK };
+enum Write { ADD, DELTA, READER_DELTA, LOW_RANK };
 
 // An input that was not given: it reads as zero (no decay, an empty state) and swallows writes.
 struct Absent {};

@@ -47,6 +47,33 @@ inline void stage_vectors(threadgroup float* record, CHANNELS x, int c0, float s
     for (int i = 0; i < K / 32; ++i) record[t * SIZE + p.lane + 32 * i] = v.x[i];
   }
 }
+
+// 1: what reads the state of a delta rule with a reader, a fraction p of k, and q corrected by p; q, k and p of unit
+// length. The same lanes have staged q and k. `reader` [1, 2, H, 1] holds the fractions and the corrections.
+template <int K, int SIZE, int KEYS, int A, typename P>
+inline void stage_reader(threadgroup float* record, View<P> reader, float scale, Place p) {
+  const float fraction = load(row(reader, 0, 0, p.h), 0), correction = load(row(reader, 0, 1, p.h), 0) * fraction;
+  for (int t = p.group; t < p.n; t += p.groups) {
+    threadgroup float* x = record + t * SIZE + p.lane;
+    float q_squares = 0.0f, k_squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < K; i += 32) {
+      const float k = x[KEYS + i], q = x[i] - correction * k;
+      x[i] = q;
+      q_squares += q * q;
+      k_squares += k * k;
+    }
+    k_squares = simd_sum(k_squares);
+    const float q_scale = scale * rsqrt(simd_sum(q_squares) + 1e-6f), k_scale = rsqrt(k_squares + 1e-6f);
+    const float p_scale = fraction * rsqrt(fraction * fraction * k_squares + 1e-6f);
+#pragma unroll
+    for (int i = 0; i < K; i += 32) {
+      x[i] *= q_scale;
+      x[A + i] = x[KEYS + i] * p_scale;
+      x[KEYS + i] *= k_scale;
+    }
+  }
+}
 template <int VT, int SIZE, int ACTIVATION, typename CHANNELS>
 inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p) {
   for (int e = thread_of(p); e < p.n * VT; e += p.groups * 32)
@@ -152,8 +179,8 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
     for (int t = 0; t < p.n; ++t) {
       threadgroup float* x = records + t * SIZE;
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
-      float answer = 0.0f;
-      if (WRITE == LOW_RANK) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
+      float answer = 0.0f;  // of the state before the decay
+      if (WRITE == LOW_RANK || WRITE == READER_DELTA) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
       if (DECAY != NO_DECAY) apply_decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
 #pragma unroll
       for (int j = 0; j < N; ++j) {
@@ -161,6 +188,7 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
         float u = simd_shuffle(part == 0 ? x[VALUES + j * VT + r] : 0.0f, ushort(p.lane - part));
         if (STEP >= 0) u *= x[STEP >= 0 ? STEP : 0];
         if (WRITE == DELTA) u = x[BETAS + j] * (u - read<L>(s, k));
+        if (WRITE == READER_DELTA) u = x[BETAS + j] * (u - answer);
         write(s, u, k);
         write(z, 1.0f, k);
         if (part == 0) put(tape_u, at + j * int64_t(HV) * V, u);

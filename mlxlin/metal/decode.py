@@ -104,6 +104,7 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
         "weight": None if x.weight is None else x.weight[None, :, None],
         "bias": None if x.bias is None else x.bias[None, None, None],
         "decay": None if x.decay is None else x.decay.reshape(B, T, heads, -1),
+        "reader": None if x.reader is None else x.reader[None, :, :, None],
         "rate": None if x.rate is None else x.rate[None, None, :, None],
         "decay_bias": None if x.decay_bias is None else x.decay_bias.reshape(1, 1, heads, -1),
         "norm": None if x.norm is None else x.norm[None, None, None],
@@ -190,14 +191,18 @@ class _Body:
         spec, at, lines = self._spec, self._at, []
         places = [("q", 0, 0), *(("k", j, at.keys + j * spec.key_dim) for j in range(spec.substeps))]
         places = places[:1] if spec.decay_kind == "forget" else places
+        unit = spec.unit and not spec.reader
         activations = {"q": spec.q_activation, "k": spec.k_activation}
         sizes = f"{spec.key_dim}, {at.size}"
         for stream, j, where in places:
-            first, scale = self._first(stream, j), literal(spec.scale if stream == "q" else 1.0)
-            kind = f"{sizes}, {ACTIVATION[activations[stream]]}, {str(spec.unit).lower()}"
+            first, scale = self._first(stream, j), literal(spec.scale if stream == "q" and not spec.reader else 1.0)
+            kind = f"{sizes}, {ACTIVATION[activations[stream]]}, {str(unit).lower()}"
             lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {first}, {scale}, p);")
             if spec.taps:
                 lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
+        if spec.reader:
+            kind = f"{sizes}, {at.keys}, {at.a}"
+            lines.append(f"stage_reader<{kind}>(x, {self._view('reader')}, {literal(spec.scale)}, p);")
         for stream, where in (("a", at.a), ("b", at.b)) if spec.write == "low_rank" else ():
             given = f"channels<0>({self._view(stream)}, view(Absent()), view(Absent()), view(Absent()))"
             lines.append(
@@ -256,8 +261,9 @@ class _Body:
         step = at.step if spec.scales_values else -1
         offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, {step}"
         sums = f"normaliser({self._view('Z')}, {self._out('Z_out')}, {literal(spec.normalize or 0.0)})"
+        write = "READER_DELTA" if spec.reader else _WRITE[spec.write]
         return (
-            f"recur<{kind}, {_WRITE[spec.write]}, {spec.substeps}, {offsets}>(x, {self._view('S')}, "
+            f"recur<{kind}, {write}, {spec.substeps}, {offsets}>(x, {self._view('S')}, "
             f"{self._view('skip')}, {sums}, S_out, "
             f"{self._out('tape_u')}, {self._out('tape_z')}, T, {spec.value_heads}, {spec.value_dim}, p);"
         )

@@ -19,6 +19,8 @@ class FusedSpec:
     Attributes:
         heads, value_heads, key_dim, value_dim: H, HV, K, V.
         write, decay: the recurrence, as in `mlxlin.recurrences.RULES`.
+        reader: a delta write that corrects what the state before the decay answers to p, a fraction of k; q is q - D p
+            before both are made unit vectors (Comba). Needs `unit`.
         substeps: sub-tokens per token; the projection holds q, then the keys of each, then the values of each.
         apart: q, k and v come apart, not side by side.
         repeats: value heads that share a projected head of k, v and decay; then there are as many query heads as value
@@ -48,6 +50,7 @@ class FusedSpec:
     value_dim: int
     write: Literal["add", "delta", "low_rank"]
     decay: Literal["none", "head", "channel"]
+    reader: bool = False
     substeps: int = 1
     apart: bool = False
     repeats: int = 1
@@ -99,7 +102,7 @@ class FusedSpec:
         other = (
             self.apart or self.repeats > 1 or self.rotary or self.normalize is not None or self.decay_kind == "forget"
         )
-        return not (other or self.scales_values or self.skip or self.write == "low_rank")
+        return not (other or self.scales_values or self.skip or self.reader or self.write == "low_rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +118,7 @@ class Projected:
         decay: [B, T, HV] or [B, T, HV K], HV without repeats unless it is given; rate [HV] and decay_bias [HV] or
             [HV, K] belong to it.
         cos, sin: float32 [B, T, rotary / 2].
+        reader: float32 [2, H], the fractions p / k and the corrections D.
         skip: float32 [HV, V], or [HV, 1] for one number per head.
         beta: [B, T, n HV].
         a, b: [B, T, H K] of the low-rank write.
@@ -134,6 +138,7 @@ class Projected:
     decay_bias: mx.array | None = None
     cos: mx.array | None = None
     sin: mx.array | None = None
+    reader: mx.array | None = None
     skip: mx.array | None = None
     beta: mx.array | None = None
     a: mx.array | None = None
@@ -190,7 +195,8 @@ class Record:
     def of(cls, spec: FusedSpec, rows: int) -> Record:
         K, n = spec.key_dim, spec.substeps
         low_rank = K if spec.write == "low_rank" else 0
-        sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], low_rank, low_rank]
+        reader = K if spec.reader else low_rank
+        sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], reader, low_rank]
         sizes += [n if spec.write == "delta" else 0, 1 if spec.scales_values else 0]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return cls(*ends)

@@ -36,6 +36,8 @@ _RULES = {
 
 def rule_of(spec: FusedSpec) -> str:
     """The name `run` knows the mixer's recurrence by."""
+    if spec.reader:
+        return "comba"
     return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
 
 
@@ -143,10 +145,14 @@ def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.ar
     q, k = (z.reshape(B, z.shape[1] * n_, -1, spec.key_dim) for z, n_ in ((q, 1), (k, n)))
     if x.cos is not None and x.sin is not None:
         q, k = (turned(z, x.cos, x.sin, spec.interleaved) for z in (q, k))
+    reader = {}
+    if x.reader is not None:
+        p = k * x.reader[0, :, None]
+        q, reader["a"] = q - p * x.reader[1, :, None], _unit(p)
     if spec.unit:
-        q, k = (z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6) for z in (q, k))
+        q, k = _unit(q), _unit(k)
     v = v.reshape(B, T * n, -1, spec.value_dim)
-    given = {"q": q * spec.scale, "k": _repeated(spec, k), "v": _repeated(spec, v)}
+    given = reader | {"q": q * spec.scale, "k": _repeated(spec, k), "v": _repeated(spec, v)}
     if g is not None:
         given["g"] = g if spec.decay_heads == spec.value_heads else _repeated(spec, g)
     if x.beta is not None:
@@ -155,6 +161,10 @@ def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.ar
     if x.a is not None and x.b is not None:
         given |= {name: z.reshape(B, T, spec.heads, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
     return given, memory
+
+
+def _unit(z: mx.array) -> mx.array:
+    return z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6)
 
 
 def _repeated(spec: FusedSpec, z: mx.array) -> mx.array:

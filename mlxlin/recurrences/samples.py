@@ -85,6 +85,9 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     if spec.rotary:
         angles = normal(batch, tokens, spec.rotary // 2, kind=mx.float32)
         given |= {"cos": mx.cos(angles), "sin": mx.sin(angles)}
+    if spec.reader:
+        fractions, corrections = mx.sigmoid(normal(spec.heads, kind=mx.float32)), normal(spec.heads, kind=mx.float32)
+        given["reader"] = mx.stack([fractions, corrections])
     if spec.skip:
         given["skip"] = normal(HV, 1, kind=mx.float32)
     if spec.write == "low_rank":

@@ -152,7 +152,8 @@ def test_scan() -> None:
     ).check(launch)
 
 
-def test_decode_reads_and_writes_the_state_once() -> None:
+@pytest.mark.parametrize("reader", [False, True])
+def test_decode_reads_and_writes_the_state_once(reader: bool) -> None:
     spec = FusedSpec(
         8,
         16,
@@ -170,6 +171,7 @@ def test_decode_reads_and_writes_the_state_once() -> None:
         norm=True,
         eps=1e-6,
         gate="silu",
+        reader=reader,
     )
     x = sample_mixer(spec, 1, 1, mx.bfloat16)
     (launch,) = launches_of(lambda: decode(spec, x))
@@ -181,7 +183,7 @@ def test_decode_reads_and_writes_the_state_once() -> None:
         flops=int(1.08 * 8 * 16 * 128 * 128),
         simd=16 * (2 + 128 // 8 * 5 + 2),
         barriers=2 * 16,
-        threadgroup=4 * (3 * 128 + 2),
+        threadgroup=4 * ((3 + reader) * 128 + 2),
     ).check(launch)
 
 

@@ -40,6 +40,8 @@ SPECS = {
     "gated_delta_net-split": gated_delta_net(1, 3, K=96, V=128, beta_factor=2.0),
     "delta_net": gated_delta_net(decay="none", decay_kind="given", gate="none", taps=3),
     "delta_product": gated_delta_net(8, 2, substeps=2),
+    "comba": gated_delta_net(8, 2, K=64, reader=True, gate="sigmoid"),
+    "comba-split": gated_delta_net(2, 2, K=96, V=64, reader=True, taps=0),
     "kda": gated_delta_net(16, decay="channel", gate="sigmoid"),
     "kda-bounded": gated_delta_net(4, 4, decay="channel", decay_kind="sigmoid", decay_constant=-5.0, V=64),
     "gla": FusedSpec(
@@ -123,6 +125,9 @@ CALLS = [
     Call("gated_delta_net-split", T=3, B=2, lengths=(3, 1)),
     Call("delta_net", T=2, B=2, lengths=(0, 2), strided=True),
     Call("delta_product", T=5),
+    Call("comba", T=1, dtype=mx.bfloat16, strided=True),
+    Call("comba", T=6, dtype=mx.float16),
+    Call("comba-split", T=4, B=2, lengths=(2, 4)),
     Call("kda", T=1, dtype=mx.float16),
     Call("kda-bounded", T=7, B=2, lengths=(7, 4)),
     Call("gla", T=1, dtype=mx.bfloat16),
@@ -162,7 +167,7 @@ def test_decode_equals_operations(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gated_delta_net-split", "delta_product", "kda-bounded", "retention-grouped", "low_rank"]
+    "name", ["gated_delta_net-split", "delta_product", "comba", "kda-bounded", "retention-grouped", "low_rank"]
 )
 def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -> None:
     T = 5

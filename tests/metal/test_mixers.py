@@ -86,6 +86,20 @@ MIXERS = {
     "delta, fixed beta": Expected(
         replace(PLAIN, rule="delta", qk_norm="sum", beta=0.5, beta_projection=False), outside=KEYS
     ),
+    "comba": Expected(
+        replace(
+            PLAIN,
+            rule="comba",
+            scale=0.2,
+            conv=4,
+            qk_activation="silu",
+            v_activation="silu",
+            qk_norm="l2",
+            decay=DecaySpec("softplus"),
+            beta=1.0,
+            output=OutputSpec(NORM, "sigmoid"),
+        )
+    ),
     "mamba2": Expected(
         replace(
             PLAIN,
@@ -142,10 +156,6 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
     fused = fusion(MIXERS[name].spec)
     assert fused is not None
     assert recurrences.mixer.complaint(fused.spec, recurrences.samples.sample_mixer(fused.spec, 2, 2, mx.float32)) == ""
-
-
-def test_comba_is_not_fused() -> None:
-    assert fusion(replace(PLAIN, rule="comba", decay=DecaySpec("softplus"), beta=1.0)) is None
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def run_decode_whole() -> Arrays:
 
 
 def run_decode_kinds() -> Arrays:
-    """With a step and a skip, rotated with grouped heads, and normalised."""
-    mixed = [decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised")]
+    """With a step and a skip, rotated with grouped heads, normalised, and with a reader."""
+    mixed = [decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised", "comba")]
     return [z for one in mixed for z in (one.y, one.S, one.Z) if z is not None]
 
 

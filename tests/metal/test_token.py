@@ -9,7 +9,7 @@ import pytest
 
 from mlxlin.sampling import Sampling
 
-from .tokens import DENSE, EXPERTS, MAMBA, TIME_MIX, layer_dispatches, token_dispatches
+from .tokens import COMBA, DENSE, EXPERTS, MAMBA, TIME_MIX, layer_dispatches, token_dispatches
 
 # One more product with packed weights: decay and beta keep 8 bits, so they are not part of the merged projection.
 MIXER = Counter(add_norm=1, products=2, decode=1)
@@ -60,6 +60,12 @@ def test_dispatches_of_a_layer_of_mamba2(packed: bool) -> None:
     one, two = (token_dispatches(MAMBA | {"num_hidden_layers": n}, packed) for n in (1, 2))
     layer = Counter(add_norm=1, products=2, decode=1, gated_norm=1)
     assert by_kind(two - one) == layer + Counter(products=int(packed))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+def test_dispatches_of_a_layer_of_comba(packed: bool) -> None:
+    one, two = (token_dispatches(COMBA | {"num_hidden_layers": n}, packed) for n in (1, 2))
+    assert by_kind(two - one) == MIXER + DENSE_PART + Counter(products=int(packed))
 
 
 @pytest.mark.parametrize(("packed", "limit"), [(False, 25), (True, 28)], ids=["bfloat16", "4 bits"])

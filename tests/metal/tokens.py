@@ -50,6 +50,18 @@ MAMBA = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
 }
+# three families of flash-linear-attention
+COMBA = {
+    "model_type": "comba",
+    "architectures": ["CombaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_heads": 16,
+    "head_dim": 32,
+    "expand_v": 1.0,
+}
 RANKS = {f"{part}_low_rank_dim": 32 for part in ("a", "decay", "gate", "v")}
 TIME_MIX = RWKV7 | RANKS | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
 _BITS = {"matrix": 4, "embedding": 4, "head": 4, "gate": 8}  # by role, as a converted checkpoint has them

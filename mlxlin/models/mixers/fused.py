@@ -54,10 +54,8 @@ class Fusion:
 def fusion(spec: LinearSpec) -> Fusion | None:
     """How the kernels run a mixer; None where they do not know its recurrence."""
     rule = RULES[spec.rule]
-    if rule.reader:
-        return None
     ready, finished = _ready(spec), _finished(spec.output)
-    if ready and (spec.skip != "none" or (spec.decay is not None and spec.decay.scales_values)):
+    if ready and (rule.reader or spec.skip != "none" or (spec.decay is not None and spec.decay.scales_values)):
         return None
     parts: dict[str, Any] = {"apart": True, "v_activation": "none"} if ready else _inputs(spec)
     fused = FusedSpec(
@@ -67,6 +65,7 @@ def fusion(spec: LinearSpec) -> Fusion | None:
         spec.value_dim,
         write=rule.write,
         decay="none" if spec.decay is None else "channel" if spec.decay.vector else "head",
+        reader=rule.reader,
         substeps=spec.steps,
         beta="sigmoid" if spec.beta is not None and spec.beta_projection else "none",
         beta_factor=spec.beta or 1.0,

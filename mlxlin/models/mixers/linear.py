@@ -131,10 +131,11 @@ class LinearMixer:
         self._norm: Norm | None = None
         if spec.output.norm is not None:
             self._norm = Norm(spec.output.norm, params.at("norm"), spec.output.groups)
-        self._fraction: mx.array | None = None
+        self._reader: mx.array | None = None
         if spec.rule == "comba":
-            self._fraction = params.made(sigmoid(params.take("reader"))[:, None])
-            self._correction = params.take("correction")[:, None]
+            fraction, correction = sigmoid(params.take("reader")), params.take("correction")
+            self._fraction, self._correction = params.made(fraction[:, None]), correction[:, None]
+            self._reader = params.made(mx.stack([fraction, correction]).astype(mx.float32))
         self._qk_norms: list[Norm] = []
         if spec.qk_norm == "rms":
             self._qk_norms = [Norm(NormSpec(spec.qk_eps), params.at(name)) for name in ("q_norm", "k_norm")]
@@ -223,6 +224,7 @@ class LinearMixer:
         """What a kernel makes the arguments of the recurrence of, by the names of `Projected`."""
         spec, qkv = self._spec, projected["qkv"]
         given: dict[str, Any] = {"qkv": qkv, "memory": old.get("conv"), "weight": self._conv, "bias": self._conv_bias}
+        given["reader"] = self._reader
         if _forgets(spec):
             given["qkv"] = tuple(mx.split(qkv, [_widths(spec)[0]], axis=-1))
         if self._decay is not None:
@@ -254,7 +256,7 @@ class LinearMixer:
             q = step.rotate(q.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
             k = step.rotate(k.swapaxes(1, 2), spec.rope).swapaxes(1, 2)
         reader = None
-        if self._fraction is not None:
+        if self._reader is not None:
             p = k * self._fraction
             q, reader = q - p * self._correction, self._unit_k(p)
         q, k = self._normalised(q, k)
