@@ -11,6 +11,9 @@ In a chunk of C tokens each rule writes U [C, V] along the keys and reads the re
 ' is decayed from the start of the chunk, '' to its end, and A, P are products of rows with earlier keys, decayed in
 between (`decay`). Whatever does not involve S is computed for all chunks of 512 tokens at once; only the three to five
 products above are sequential, so the graph has O(T / C) nodes and memory is flat in T.
+
+Where delta writes contract nothing (beta = 2) and keys point one way, errors of A, T and T R are multiplied by the
+condition of (I + A): half a digit (3e-5). Those three are float64 where the device has it, the CPU; else float32.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from dataclasses import dataclass
 
 from mlxlin.backend import mx
 
-from .decay import ChannelDecay, Decay, HeadDecay, NoDecay, Reads
-from .inverse import unit_lower_inverse
+from .decay import ChannelDecay, Decay, HeadDecay, NoDecay, Reads, Row
+from .inverse import unit_lower_inverse, widest
 from .reference import NORMALIZER_EPS
 from .rules import Inputs
 from .value_decay import ValueDecay
@@ -111,7 +114,7 @@ def slice_chunks(x: Inputs, start: int, stop: int, C: int) -> Chunks:
     decay: Decay = NoDecay()
     if x.g is not None:
         if x.decay == "head":
-            decay = HeadDecay(scalars(x.g))
+            decay = HeadDecay(scalars(x.g).astype(widest() if x.rule.write == "delta" else mx.float32))
         else:
             decay = (ValueDecay if x.decay == "value" else ChannelDecay)(vectors(x.g))
     return Chunks(
@@ -144,7 +147,7 @@ def each(x: mx.array) -> list[mx.array]:
 
 def add(c: Chunks) -> Plan:
     """Additive writes."""
-    [[P]] = c.decay.pairs([(c.q, Reads.AFTER)], [c.k])
+    [[P]] = c.decay.pairs([Row(c.q, Reads.AFTER)], [c.k])
 
     def correction(v: mx.array) -> Correction:
         return lambda S: v
@@ -156,12 +159,14 @@ def delta(c: Chunks) -> Plan:
     """Delta writes: the corrections of a chunk solve a unit lower-triangular system."""
     assert c.beta is not None
     read, when = (c.k, Reads.DECAYED) if c.a is None else (c.a, Reads.BEFORE)
-    [[A], [P]] = c.decay.pairs([(read, when), (c.q, Reads.AFTER)], [c.k])
-    T = unit_lower_inverse(c.beta[..., :, None] * A) * c.beta[..., None, :]
+    wide = widest()
+    [[A], [P]] = c.decay.pairs([Row(read, when, wide), Row(c.q, Reads.AFTER)], [c.k])
+    beta = c.beta.astype(wide)
+    T = unit_lower_inverse(beta[..., :, None] * A) * beta[..., None, :]
     K = c.decay.read(read, when)
 
     def correction(T: mx.array, v: mx.array, K: mx.array) -> Correction:
-        return lambda S: T @ mx.addmm(v, K, S.swapaxes(-1, -2), alpha=-1.0)
+        return lambda S: (T @ mx.addmm(v, K, S.swapaxes(-1, -2), alpha=-1.0).astype(wide)).astype(mx.float32)
 
     corrections = map(correction, each(T), each(c.v), each(K))
     return Plan(P, c.decay.read(c.q, Reads.AFTER), c.decay.write(c.k), corrections)
@@ -170,7 +175,7 @@ def delta(c: Chunks) -> Plan:
 def low_rank(c: Chunks) -> Plan:
     """Low-rank writes: what a reads is written along b, v along k."""
     assert c.a is not None and c.b is not None
-    [[A_b, A_k], [P_b, P_k]] = c.decay.pairs([(c.a, Reads.BEFORE), (c.q, Reads.AFTER)], [c.b, c.k])
+    [[A_b, A_k], [P_b, P_k]] = c.decay.pairs([Row(c.a, Reads.BEFORE), Row(c.q, Reads.AFTER)], [c.b, c.k])
     T = unit_lower_inverse(-A_b)
     a = c.decay.read(c.a, Reads.BEFORE)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import repeat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,10 +38,22 @@ class Reads(Enum):
     BEFORE = "neither"
 
 
+class Row(NamedTuple):
+    """Rows x [N, B, H, R, C, K] float32 of products with columns, what they see, and the dtype of the products."""
+
+    x: mx.array
+    reads: Reads
+    dtype: mx.Dtype = mx.float32
+
+    def times(self, x: mx.array, c: mx.array) -> mx.array:
+        """x c^T for x and c made of these rows and of columns."""
+        return x.astype(self.dtype) @ c.astype(self.dtype).swapaxes(-1, -2)
+
+
 class Decay(Protocol):
     """The decay of a batch of chunks."""
 
-    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+    def pairs(self, rows: Sequence[Row], columns: Sequence[mx.array]) -> list[list[mx.array]]:
         """For each row kind x and column kind c the products x_t . c_j, decayed from j to t, 0 where t sees no j."""
 
     def read(self, x: mx.array, reads: Reads) -> mx.array:
@@ -62,8 +74,8 @@ def triangle(C: int, reads: Reads) -> mx.array:
 class NoDecay:
     """Writes stay as they are."""
 
-    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
-        return [[(x @ c.swapaxes(-1, -2)) * triangle(x.shape[-2], reads) for c in columns] for x, reads in rows]
+    def pairs(self, rows: Sequence[Row], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        return [[row.times(row.x, c) * triangle(c.shape[-2], row.reads) for c in columns] for row in rows]
 
     def read(self, x: mx.array, reads: Reads) -> mx.array:
         return x
@@ -79,12 +91,13 @@ class HeadDecay:
     """One decay per value head and token."""
 
     def __init__(self, g: mx.array) -> None:
-        """g: [N, B, H, R, C], natural log."""
-        self._mask, self._start, self._end, self._whole = segments(g)
+        """g: [N, B, H, R, C], natural log; pairs decay in its dtype."""
+        self._mask, *factors = segments(g)
+        self._start, self._end, self._whole = (x.astype(mx.float32) for x in factors)
 
-    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
-        masks = {reads: self._seen(reads) for _, reads in rows}
-        return [[(x @ c.swapaxes(-1, -2)) * masks[reads] for c in columns] for x, reads in rows]
+    def pairs(self, rows: Sequence[Row], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        masks = [self._seen(row.reads).astype(row.dtype) for row in rows]
+        return [[row.times(row.x, c) * mask for c in columns] for row, mask in zip(rows, masks, strict=True)]
 
     def read(self, x: mx.array, reads: Reads) -> mx.array:
         start = delayed(self._start, -1) if reads is Reads.BEFORE else self._start
@@ -129,8 +142,8 @@ class ChannelDecay:
         self._end = _spread(self._until, exp(mx.cumsum(self._sums, axis=-2, reverse=True, inclusive=False)))
         self._whole = exp(self._sums.sum(axis=-2, keepdims=True))
 
-    def pairs(self, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]) -> list[list[mx.array]]:
-        tiles = [[self._own(x, reads, c) for c in columns] for x, reads in rows]
+    def pairs(self, rows: Sequence[Row], columns: Sequence[mx.array]) -> list[list[mx.array]]:
+        tiles = [[self._own(row, c) for c in columns] for row in rows]
         half = 1
         while half < self._shape[-1]:
             across = self._across(half, rows, columns)
@@ -147,21 +160,19 @@ class ChannelDecay:
     def carries(self, N: int) -> Iterable[Callable[[mx.array], mx.array]]:
         return (w.__mul__ for w in mx.split(self._whole, N))
 
-    def _own(self, x: mx.array, reads: Reads, c: mx.array) -> mx.array:
+    def _own(self, row: Row, c: mx.array) -> mx.array:
         """The diagonal as tiles [.., C, 1, 1]: only AFTER sees its own token's write."""
-        if reads is Reads.AFTER:
-            return mx.broadcast_to((x * c).sum(axis=-1), self._shape)[..., None, None]
+        if row.reads is Reads.AFTER:
+            return mx.broadcast_to((row.x * c).sum(axis=-1), self._shape)[..., None, None]
         return mx.zeros((*self._shape, 1, 1))
 
-    def _across(
-        self, half: int, rows: Sequence[tuple[mx.array, Reads]], columns: Sequence[mx.array]
-    ) -> list[list[mx.array]]:
+    def _across(self, half: int, rows: Sequence[Row], columns: Sequence[mx.array]) -> list[list[mx.array]]:
         """Products of right-half rows with left-half columns, [.., C / (2 half), half, half]."""
         since, until = self._border(half)
-        delayed_since = delayed(since, -2) if any(reads is Reads.BEFORE for _, reads in rows) else since
-        reading = [halves(x, half)[1] * (delayed_since if reads is Reads.BEFORE else since) for x, reads in rows]
-        written = [(halves(c, half)[0] * until).swapaxes(-1, -2) for c in columns]
-        return [[x @ c for c in written] for x in reading]
+        delayed_since = delayed(since, -2) if any(row.reads is Reads.BEFORE for row in rows) else since
+        reading = [halves(x, half)[1] * (delayed_since if reads is Reads.BEFORE else since) for x, reads, _ in rows]
+        written = [halves(c, half)[0] * until for c in columns]
+        return [[row.times(x, c) for c in written] for row, x in zip(rows, reading, strict=True)]
 
     def _border(self, half: int) -> tuple[mx.array, mx.array]:
         """Factors [.., C / (2 half), half, K]: from the border to each right token, from each left token to it."""

@@ -10,6 +10,11 @@ from __future__ import annotations
 from mlxlin.backend import mx
 
 
+def widest() -> mx.Dtype:
+    """float64 on the CPU; a GPU has no more than float32."""
+    return mx.float64 if mx.default_device() == mx.Device(mx.cpu) else mx.float32
+
+
 def unit_lower_inverse(A: mx.array) -> mx.array:
     """(I + A)^-1 for strictly lower-triangular A [.., C, C] float32; 0 on and above the diagonal."""
     return lapack(A) if mx.default_device() == mx.Device(mx.cpu) else substituted(A)
@@ -25,4 +30,4 @@ def substituted(A: mx.array) -> mx.array:
 
 def lapack(A: mx.array) -> mx.array:
     """(I + A)^-1 by LAPACK, which MLX has on the CPU only."""
-    return mx.linalg.tri_inv(A + mx.eye(A.shape[-1]), stream=mx.cpu)
+    return mx.linalg.tri_inv(A + mx.eye(A.shape[-1], dtype=A.dtype), stream=mx.cpu)

@@ -7,7 +7,7 @@ import pytest
 from recurrence_problems import GATES, error
 
 from mlxlin.backend import mx
-from mlxlin.recurrences.decay import BLOCK, ChannelDecay, HeadDecay, NoDecay, Reads, delayed, segments
+from mlxlin.recurrences.decay import BLOCK, ChannelDecay, HeadDecay, NoDecay, Reads, Row, delayed, segments
 
 LENGTHS = (16, 32, 64, 128)
 
@@ -31,7 +31,7 @@ def factors(g: np.ndarray, kind: str, reads: Reads) -> mx.array:
     """The same through `pairs`, with rows and columns of ones and K = 1."""
     ones = mx.ones((*g.shape, 1))
     decay = HeadDecay(mx.array(g)) if kind == "head" else ChannelDecay(mx.array(g)[..., None])
-    return decay.pairs([(ones, reads)], [ones])[0][0]
+    return decay.pairs([Row(ones, reads)], [ones])[0][0]
 
 
 def assert_exact(got: mx.array, want: np.ndarray) -> None:
@@ -86,7 +86,7 @@ def test_differences_of_cumulative_sums_would_not_do() -> None:
 def test_no_decay_is_a_triangle() -> None:
     ones = mx.ones((1, 1, 1, 1, 16, 1))
     for reads, k in ((Reads.AFTER, 0), (Reads.DECAYED, -1), (Reads.BEFORE, -1)):
-        assert np.array_equal(np.array(NoDecay().pairs([(ones, reads)], [ones])[0][0])[0, 0, 0, 0], np.tri(16, k=k))
+        assert np.array_equal(np.array(NoDecay().pairs([Row(ones, reads)], [ones])[0][0])[0, 0, 0, 0], np.tri(16, k=k))
 
 
 def test_channels_decay_each_for_itself() -> None:
@@ -98,7 +98,7 @@ def test_channels_decay_each_for_itself() -> None:
         exact_factors(g[..., d], Reads.AFTER) * x[..., :, None, d] * c[..., None, :, d].astype(np.float64)
         for d in range(5)
     )
-    got = ChannelDecay(mx.array(g)).pairs([(mx.array(x), Reads.AFTER)], [mx.array(c)])[0][0]
+    got = ChannelDecay(mx.array(g)).pairs([Row(mx.array(x), Reads.AFTER)], [mx.array(c)])[0][0]
     assert np.abs(np.array(got) - want).max() < 1e-6
 
 
