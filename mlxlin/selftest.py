@@ -86,6 +86,7 @@ MIXERS = {
         gate_first=True,
     ),
     "retention": FusedSpec(16, 16, 64, 128, "add", "head", rotary=64, scale=64**-0.5, norm=True, eps=1e-5, gate="silu"),
+    "rwkv 6": FusedSpec(32, 32, 64, 128, "add", "channel", apart=True, decay_kind="exponential", bonus=True),
     "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel", apart=True),
 }
 

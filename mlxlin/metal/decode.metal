@@ -7,7 +7,7 @@
 //
 // A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
 // The record of one token in threadgroup memory, SIZE floats:
-// q | k of each sub-token | v of each sub-token | decays | a | b | betas | time step
+// q | k of each sub-token | v of each sub-token | decays | a | b | betas | time step | bonus
 
 // What a threadgroup works on, and which of its SIMD-groups and lanes this thread is
 struct Place {
@@ -74,6 +74,22 @@ inline void stage_reader(threadgroup float* record, View<P> reader, float scale,
     }
   }
 }
+
+// 1: how much of the token's own v is read where the state is read before the write: q . (u k), u the bonus [1, 1, H, K].
+// The same lanes have staged q and k.
+template <int K, int SIZE, int KEYS, int BONUS, typename P>
+inline void stage_bonuses(threadgroup float* record, View<P> bonus, Place p) {
+  const Row<P> u = row(bonus, 0, 0, p.h);
+  for (int t = p.group; t < p.n; t += p.groups) {
+    threadgroup float* x = record + t * SIZE;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < K; i += 32) sum += x[p.lane + i] * x[KEYS + p.lane + i] * load(u, p.lane + i);
+    sum = simd_sum(sum);
+    if (p.lane == 0) x[BONUS] = sum;
+  }
+}
+
 template <int VT, int SIZE, int ACTIVATION, typename CHANNELS>
 inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p) {
   for (int e = thread_of(p); e < p.n * VT; e += p.groups * 32)
@@ -166,9 +182,10 @@ inline float with_skip(View<Absent>, float y, float, int, int) { return y; }
 
 // 2: the rows v0 .. v0 + VT. The offsets say where a record holds what; y replaces the v of the last sub-token.
 // Only the first lane of a row touches its v, so that no other can read it late. A step (STEP >= 0) multiplies what is
-// written of v, not what skips the recurrence.
+// written of v, not what skips the recurrence. With a bonus (BONUS >= 0) the state is read before the token, of which
+// the bonus says how much is read.
 template <int K, int VT, int L, int SIZE, int DECAY, int WRITE, int N, int KEYS, int VALUES, int DECAYS, int A, int B,
-          int BETAS, int STEP, typename SP, typename DP, typename NORMALISER, typename U_OUT, typename Z_OUT>
+          int BETAS, int STEP, int BONUS = -1, typename SP, typename DP, typename NORMALISER, typename U_OUT, typename Z_OUT>
 inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALISER sums, device float* S_out,
                   U_OUT tape_u, Z_OUT tape_z, int T, int HV, int V, Place p) {
   constexpr int M = K / (4 * L), ROWS = 32 / L;
@@ -179,7 +196,8 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
     for (int t = 0; t < p.n; ++t) {
       threadgroup float* x = records + t * SIZE;
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;
-      float answer = 0.0f;  // of the state before the decay
+      float answer = 0.0f, before = 0.0f;  // of the state before the decay
+      if (BONUS >= 0) before = read<L>(s, part_of<M, L>(staged(x), part));
       if (WRITE == LOW_RANK || WRITE == READER_DELTA) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
       if (DECAY != NO_DECAY) apply_decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
 #pragma unroll
@@ -198,9 +216,10 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
         if (part == 0) put(tape_z, at, answer);
       }
       const Part<M> q = part_of<M, L>(staged(x), part);
-      const float y = read<L>(s, q) / divisor<L>(sums, z, q);
+      const float y = BONUS >= 0 ? before : read<L>(s, q) / divisor<L>(sums, z, q);
       threadgroup float* out = x + (VALUES + (N - 1) * VT + r);
-      if (part == 0) *out = with_skip(skip, y, *out, p.hv, p.v0 + r);
+      if (part == 0)
+        *out = BONUS >= 0 ? y + x[BONUS >= 0 ? BONUS : 0] * *out : with_skip(skip, y, *out, p.hv, p.v0 + r);
     }
     for (int t = p.n; t < T; ++t) {
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;

@@ -105,6 +105,7 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
         "bias": None if x.bias is None else x.bias[None, None, None],
         "decay": None if x.decay is None else x.decay.reshape(B, T, heads, -1),
         "reader": None if x.reader is None else x.reader[None, :, :, None],
+        "bonus": None if x.bonus is None else x.bonus[None, None],
         "rate": None if x.rate is None else x.rate[None, None, :, None],
         "decay_bias": None if x.decay_bias is None else x.decay_bias.reshape(1, 1, heads, -1),
         "norm": None if x.norm is None else x.norm[None, None, None],
@@ -203,6 +204,8 @@ class _Body:
         if spec.reader:
             kind = f"{sizes}, {at.keys}, {at.a}"
             lines.append(f"stage_reader<{kind}>(x, {self._view('reader')}, {literal(spec.scale)}, p);")
+        if spec.bonus:
+            lines.append(f"stage_bonuses<{sizes}, {at.keys}, {at.bonus}>(x, {self._view('bonus')}, p);")
         for stream, where in (("a", at.a), ("b", at.b)) if spec.write == "low_rank" else ():
             given = f"channels<0>({self._view(stream)}, view(Absent()), view(Absent()), view(Absent()))"
             lines.append(
@@ -258,8 +261,8 @@ class _Body:
     def _recurrence(self) -> str:
         spec, at = self._spec, self._at
         kind = f"{spec.key_dim}, {self._rows}, {lanes_per_row(spec.key_dim)}, {at.size}, {_DECAY[spec.decay]}"
-        step = at.step if spec.scales_values else -1
-        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, {step}"
+        step, bonus = at.step if spec.scales_values else -1, at.bonus if spec.bonus else -1
+        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, {step}, {bonus}"
         sums = f"normaliser({self._view('Z')}, {self._out('Z_out')}, {literal(spec.normalize or 0.0)})"
         write = "READER_DELTA" if spec.reader else _WRITE[spec.write]
         return (

@@ -1,5 +1,5 @@
 // What stands between a mixer's projections and its recurrence: short convolution, activation, unit norm, gates.
-enum DecayKind { GIVEN, SOFTPLUS, SIGMOID, LOGSIGMOID, FORGET };
+enum DecayKind { GIVEN, SOFTPLUS, SIGMOID, LOGSIGMOID, EXPONENTIAL, FORGET };
 enum Activation { IDENTITY, SILU, GATE_SIGMOID, RELU, ELU_PLUS_ONE };
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
@@ -113,6 +113,7 @@ inline float log_decay(const thread Gates<KIND, GP, RP, BP>& g, int b, int t, in
   const float x = load(row(g.x, b, t, hv), d);
   if (KIND == GIVEN) return x;
   if (KIND == LOGSIGMOID) return max(-softplus(-x) / g.constant_, g.floor_);
+  if (KIND == EXPONENTIAL) return -exp(x);
   const float rate = rate_of(g.rate, hv), bias_ = load(row(g.bias, 0, 0, hv), d);
   if (KIND == SOFTPLUS) return rate * time_step(g, b, t, hv, d);
   if (KIND == SIGMOID) return g.constant_ * sigmoid(rate * (x + bias_));

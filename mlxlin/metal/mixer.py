@@ -34,9 +34,11 @@ class FusedSpec:
         decay_kind: how the log decay g comes from its projection x:
             given: g = x; softplus: rate dt, dt = softplus(x + bias) within `shortest` and `longest`, rate = -exp(A_log)
             (Mamba-2, Gated DeltaNet, KDA); sigmoid: constant sigmoid(rate (x + bias)), rate = exp(A_log) (KDA with a
-            lower bound, RWKV-7); logsigmoid: max(logsigmoid(x) / constant, floor) (GLA); forget: log(b + (1 - b)
-            sigmoid(x)), b = bias, and k = 1 - exp(g), not projected (HGRN2).
+            lower bound, RWKV-7); logsigmoid: max(logsigmoid(x) / constant, floor) (GLA); exponential: -exp(x) (RWKV-6);
+            forget: log(b + (1 - b) sigmoid(x)), b = bias, and k = 1 - exp(g), not projected (HGRN2).
         scales_values: v is multiplied by the dt of softplus. skip: D v is added to the output, v before that.
+        bonus: the state is read before the token decays and writes it; of the token's own v, q . (u k) is read, with a
+            learned u (RWKV-6).
         beta: "none" where it is given, "sigmoid" where it is projected; times `beta_factor`.
         normalize: y is divided by Z . q + this, Z the sum of the keys; None for not at all.
         norm: RMS norm of each head's output, with `eps`, or of `joint_groups` equal parts of all heads together; then a
@@ -62,13 +64,14 @@ class FusedSpec:
     interleaved: bool = False
     unit: bool = False
     scale: float = 1.0
-    decay_kind: Literal["given", "softplus", "sigmoid", "logsigmoid", "forget"] = "given"
+    decay_kind: Literal["given", "softplus", "sigmoid", "logsigmoid", "exponential", "forget"] = "given"
     decay_constant: float = 1.0
     decay_floor: float = float("-inf")
     shortest: float = 0.0
     longest: float = float("inf")
     scales_values: bool = False
     skip: bool = False
+    bonus: bool = False
     beta: Activation = "none"
     beta_factor: float = 1.0
     normalize: float | None = None
@@ -102,7 +105,7 @@ class FusedSpec:
         other = (
             self.apart or self.repeats > 1 or self.rotary or self.normalize is not None or self.decay_kind == "forget"
         )
-        return not (other or self.scales_values or self.skip or self.reader or self.write == "low_rank")
+        return not (other or self.scales_values or self.skip or self.bonus or self.reader or self.write == "low_rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +122,7 @@ class Projected:
             [HV, K] belong to it.
         cos, sin: float32 [B, T, rotary / 2].
         reader: float32 [2, H], the fractions p / k and the corrections D.
+        bonus: [H, K].
         skip: float32 [HV, V], or [HV, 1] for one number per head.
         beta: [B, T, n HV].
         a, b: [B, T, H K] of the low-rank write.
@@ -140,6 +144,7 @@ class Projected:
     sin: mx.array | None = None
     reader: mx.array | None = None
     skip: mx.array | None = None
+    bonus: mx.array | None = None
     beta: mx.array | None = None
     a: mx.array | None = None
     b: mx.array | None = None
@@ -189,6 +194,7 @@ class Record:
     b: int
     betas: int
     step: int
+    bonus: int
     size: int
 
     @classmethod
@@ -197,7 +203,7 @@ class Record:
         low_rank = K if spec.write == "low_rank" else 0
         reader = K if spec.reader else low_rank
         sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], reader, low_rank]
-        sizes += [n if spec.write == "delta" else 0, 1 if spec.scales_values else 0]
+        sizes += [n if spec.write == "delta" else 0, 1 if spec.scales_values else 0, 1 if spec.bonus else 0]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return cls(*ends)
 

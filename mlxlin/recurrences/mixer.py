@@ -19,6 +19,7 @@ from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import supports
 
 from .probe import TOLERANCE, float64, relative_error, trusted_by_key
+from .read_first import run_read_first
 from .run import run
 from .samples import sample_mixer
 
@@ -123,6 +124,9 @@ def mix(spec: FusedSpec, x: Projected) -> Mixed:
     """
     given, memory = arguments(spec, x)
     q, k, v = (given.pop(name) for name in "qkv")
+    if x.bonus is not None:
+        y, S = run_read_first(q, k, v, **given, bonus=x.bonus, state=x.S, lengths=x.lengths)
+        return Mixed(finish(spec, x, y).astype(x.first.dtype), S, memory=memory)
     written = v if not spec.scales_values else v * _repeated(spec, time_step(spec, x))[..., None]
     gates: dict[str, Any] = {**given, "lengths": x.lengths, "normalize": spec.normalize is not None}
     y, after = run(rule_of(spec), q, k, written, state=x.S if x.Z is None else (x.S, x.Z), **gates)
@@ -206,6 +210,8 @@ def log_decay(spec: FusedSpec, x: Projected) -> mx.array | None:
     g = g if spec.decay == "head" else g.reshape(*g.shape[:2], -1, spec.key_dim)
     if spec.decay_kind == "logsigmoid":
         return mx.maximum(-mx.logaddexp(-g, 0.0) / spec.decay_constant, spec.decay_floor)
+    if spec.decay_kind == "exponential":
+        return -mx.exp(g)
     if spec.decay_kind == "forget":
         assert x.decay_bias is not None
         return mx.logaddexp(mx.log(x.decay_bias), mx.log1p(-x.decay_bias) - mx.logaddexp(-g, 0.0))

@@ -88,6 +88,8 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     if spec.reader:
         fractions, corrections = mx.sigmoid(normal(spec.heads, kind=mx.float32)), normal(spec.heads, kind=mx.float32)
         given["reader"] = mx.stack([fractions, corrections])
+    if spec.bonus:
+        given["bonus"] = normal(spec.heads, K)
     if spec.skip:
         given["skip"] = normal(HV, 1, kind=mx.float32)
     if spec.write == "low_rank":

@@ -47,6 +47,8 @@ SPECS = {
     "gla": FusedSpec(
         4, 4, 256, 512, "add", "channel", decay_kind="logsigmoid", decay_constant=16.0, norm=True, eps=1e-5, gate="silu"
     ),
+    "rwkv6": FusedSpec(16, 16, 64, 32, "add", "channel", apart=True, decay_kind="exponential", bonus=True, gate="silu"),
+    "rwkv6-split": FusedSpec(1, 2, 128, 256, "add", "channel", apart=True, decay_kind="exponential", bonus=True),
     "retention": FusedSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
     "linear": FusedSpec(16, 16, 192, 32, "add", "none", q_activation="silu", k_activation="silu"),
     "mamba2": FusedSpec(
@@ -131,6 +133,9 @@ CALLS = [
     Call("kda", T=1, dtype=mx.float16),
     Call("kda-bounded", T=7, B=2, lengths=(7, 4)),
     Call("gla", T=1, dtype=mx.bfloat16),
+    Call("rwkv6", T=1, dtype=mx.bfloat16, strided=True),
+    Call("rwkv6", T=8, dtype=mx.float16),
+    Call("rwkv6-split", T=4, B=2, lengths=(2, 4), strided=True),
     Call("retention", T=2, B=3),
     Call("linear", T=1),
     Call("mamba2", T=3, B=2, lengths=(3, 1), dtype=mx.bfloat16),
@@ -167,7 +172,8 @@ def test_decode_equals_operations(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gated_delta_net-split", "delta_product", "comba", "kda-bounded", "retention-grouped", "low_rank"]
+    "name",
+    ["gated_delta_net-split", "delta_product", "comba", "kda-bounded", "rwkv6-split", "retention-grouped", "low_rank"],
 )
 def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -> None:
     T = 5

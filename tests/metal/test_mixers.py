@@ -21,6 +21,7 @@ from mlxlin.models.spec import (
     NormSpec,
     OutputSpec,
     RopeSpec,
+    Rwkv6Spec,
     Rwkv7Spec,
 )
 from mlxlin.recurrences import mixer
@@ -167,6 +168,7 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
         (MIXERS["hgrn2, convolution"].spec, "two kernels, the second for the norm; operations for queries and keys"),
         (MIXERS["retention, layer norm"].spec, "one kernel; operations for norm and gate"),
         (replace(PLAIN, key_dim=16), "operations, a kernel for the recurrence where there is one"),
+        (Rwkv6Spec(16, 32, 64, 8, 8, 1e-5), "one kernel; operations for norm and gate"),
         (Rwkv7Spec(2, 64, 8, 8, 8, 8, 1e-5, 1e-6), "one kernel"),
         (AttentionSpec(2, 2, 64, 0.125), "attention of MLX"),
     ],

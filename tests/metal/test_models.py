@@ -19,7 +19,7 @@ from tests.models.golden import FIXTURES, Golden, difference, model_of
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
 from .measure import launches_of
-from .tokens import COMBA, MAMBA
+from .tokens import COMBA, MAMBA, RWKV6
 
 # head sizes that the kernels take
 GATED_DELTA_NET = HYBRID | {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
@@ -29,6 +29,7 @@ MODELS = {
     "gated delta net": (GATED_DELTA_NET, WHOLE),
     "gated linear attention": (GATED_LINEAR, WHOLE),
     "comba": (COMBA | {"num_heads": 2}, {"prep_channel", "chunk", "decode", "gated_norm"}),
+    "rwkv 6": (RWKV6 | {"num_hidden_layers": 2}, {"prep_channel", "chunk", "decode"}),
     "mamba 2": (MAMBA | {"state_size": 32, "num_hidden_layers": 1}, {"prep_head", "chunk", "gated_norm", "decode"}),
 }
 

@@ -44,8 +44,10 @@ def run_decode_whole() -> Arrays:
 
 
 def run_decode_kinds() -> Arrays:
-    """With a step and a skip, rotated with grouped heads, normalised, and with a reader."""
-    mixed = [decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised", "comba")]
+    """With a step and a skip, rotated with grouped heads, normalised, with a reader, and with a bonus."""
+    mixed = [
+        decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised", "comba", "rwkv6")
+    ]
     return [z for one in mixed for z in (one.y, one.S, one.Z) if z is not None]
 
 

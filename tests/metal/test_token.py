@@ -9,7 +9,7 @@ import pytest
 
 from mlxlin.sampling import Sampling
 
-from .tokens import COMBA, DENSE, EXPERTS, MAMBA, TIME_MIX, layer_dispatches, token_dispatches
+from .tokens import COMBA, DENSE, EXPERTS, MAMBA, RWKV6, TIME_MIX, layer_dispatches, token_dispatches
 
 # One more product with packed weights: decay and beta keep 8 bits, so they are not part of the merged projection.
 MIXER = Counter(add_norm=1, products=2, decode=1)
@@ -66,6 +66,14 @@ def test_dispatches_of_a_layer_of_mamba2(packed: bool) -> None:
 def test_dispatches_of_a_layer_of_comba(packed: bool) -> None:
     one, two = (token_dispatches(COMBA | {"num_hidden_layers": n}, packed) for n in (1, 2))
     assert by_kind(two - one) == MIXER + DENSE_PART + Counter(products=int(packed))
+
+
+def test_dispatches_of_a_layer_of_rwkv6() -> None:
+    """12 products, one of them of the five low-rank mixes."""
+    two, three = (token_dispatches(RWKV6 | {"num_hidden_layers": n}) for n in (2, 3))
+    layer = by_kind(three - two)
+    assert (layer["products"], layer["decode"], layer["add_norm"]) == (12, 1, 2)
+    assert layer.total() <= 31
 
 
 @pytest.mark.parametrize(("packed", "limit"), [(False, 25), (True, 28)], ids=["bfloat16", "4 bits"])

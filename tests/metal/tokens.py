@@ -50,7 +50,7 @@ MAMBA = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
 }
-# three families of flash-linear-attention
+# families of flash-linear-attention
 COMBA = {
     "model_type": "comba",
     "architectures": ["CombaForCausalLM"],
@@ -61,6 +61,17 @@ COMBA = {
     "num_heads": 16,
     "head_dim": 32,
     "expand_v": 1.0,
+}
+RWKV6 = {
+    "model_type": "rwkv6",
+    "architectures": ["RWKV6ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 512,
+    "intermediate_size": 64,
+    "num_heads": 16,
+    "expand_k": 1.0,
+    "proj_low_rank_dim": 32,
+    "gate_low_rank_dim": 32,
 }
 RANKS = {f"{part}_low_rank_dim": 32 for part in ("a", "decay", "gate", "v")}
 TIME_MIX = RWKV7 | RANKS | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from mlxlin.metal.mixer import Activation, FusedSpec, finishes
@@ -16,6 +17,7 @@ from mlxlin.models.spec import (
     LinearSpec,
     MixerSpec,
     OutputSpec,
+    Rwkv6Spec,
     Rwkv7Spec,
 )
 from mlxlin.recurrences import RULES
@@ -75,6 +77,13 @@ def fusion(spec: LinearSpec) -> Fusion | None:
         **(_output(spec.output) if finished else {}),
     )
     return Fusion(fused, ready, finished)
+
+
+@cache
+def time_mixing(spec: Rwkv6Spec) -> FusedSpec:
+    """RWKV-6 between its projections and its output projection."""
+    H, K, V = spec.heads, spec.key_dim, spec.value_dim
+    return FusedSpec(H, H, K, V, "add", "channel", apart=True, decay_kind="exponential", bonus=True)
 
 
 def _ready(spec: LinearSpec) -> bool:
@@ -139,6 +148,8 @@ def decoding(spec: MixerSpec) -> str:
     if isinstance(spec, Rwkv7Spec):
         return "one kernel" if supports(spec.head_dim, spec.head_dim) else _OPERATIONS
     fused = fusion(spec) if isinstance(spec, LinearSpec) else None
+    if isinstance(spec, Rwkv6Spec):
+        fused = Fusion(time_mixing(spec), ready=False, finished=False)
     if fused is None or not supports(fused.spec.key_dim, fused.spec.value_dim):
         return _OPERATIONS
     whole = finishes(fused.spec, 1) or not fused.spec.norm

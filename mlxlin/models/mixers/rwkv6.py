@@ -1,18 +1,14 @@
-"""RWKV-6: a decaying recurrence that is read before it is written, and channel mixing with a gate (arXiv:2404.05892).
-
-o_t = r_t S_{t-1} + (r_t . (u * k_t)) v_t,   S_t = S_{t-1} diag(exp(g_t)) + v_t k_t^T
-
-Reading first is reading behind the writes of the token before, so the recurrence runs over T + 1 slots in which k, v
-and g come one slot late: slot t reads what the tokens before t have left, and the last one only writes.
-"""
+"""RWKV-6: a decaying recurrence that is read before it is written (Peng et al. 2024, arXiv:2404.05892)."""
 
 from __future__ import annotations
 
 from mlxlin import recurrences
-from mlxlin.backend import mx
+from mlxlin.backend import mx, one_dispatch
+from mlxlin.metal.mixer import Projected
 from mlxlin.models.activations import silu
 from mlxlin.models.blocks import Linear, Matrix
-from mlxlin.models.mixers.rwkv7 import token_shift
+from mlxlin.models.mixers.fused import time_mixing
+from mlxlin.models.mixers.rwkv7 import shifted, token_shift
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.params import Parameter, Params, Table
 from mlxlin.models.spec import Rwkv6Spec
@@ -41,17 +37,23 @@ def rwkv6_parameters(spec: Rwkv6Spec, width: int) -> Table:
     return table | {f"{name}.weight": Parameter((count, width), "matrix") for name, count in rows.items()}
 
 
+@one_dispatch
+def shifted_by_token(x: mx.array, change: mx.array, mix: mx.array, own: mx.array) -> mx.array:
+    """Inputs mixed with what the token before them had to say, by how much each token wants."""
+    return x + change * (mix + own)
+
+
 class Rwkv6:
     """Time mixing; its state is `S` [B, H, V, K] float32 and `shift` [B, 1, D], the last input."""
 
     def __init__(self, spec: Rwkv6Spec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec, self._width, self._dtype = spec, width, dtype
-        self._first_mix, self._mix = params.take("first_mix"), params.take("mix")
+        self._first_mix, self._mix = params.take("first_mix"), params.made(params.take("mix")[:, None, None])
         names = ("r", "k", "v", "gate", "decay", "decay_out", "mix_in", "out")
         self._linear = {name: Linear(Matrix.take(params, name)) for name in names}
         # one matrix per mixed input, [5, rank, D]
         outer = Matrix.take(params, "mix_out").dense(dtype).reshape(width, len(_INPUTS), -1)
-        self._mix_out = params.made(outer.transpose(1, 2, 0))
+        self._mix_out = params.made(outer.transpose(1, 2, 0)[:, None])
         self._bonus = params.take("bonus")
         self._gain, self._bias = params.take("norm.weight"), params.take("norm.bias")
 
@@ -68,32 +70,18 @@ class Rwkv6:
         old, linear = recurrent(state), self._linear
         change, shift = token_shift(x, old["shift"], step.lengths)
         mixed = dict(zip(_INPUTS, self._mixed(x, change), strict=True))
-        r, k, v = (self._heads(linear[name](mixed[name])) for name in ("r", "k", "v"))
+        r, k, v = (linear[name](mixed[name]) for name in ("r", "k", "v"))
         decay = linear["decay_out"](mx.tanh(linear["decay"](mixed["decay"])))
-        g = -mx.exp(self._heads(decay).astype(mx.float32))
-        y, S = recurrences.run(
-            "gated",
-            mx.pad(r, _BEHIND),
-            mx.pad(k, _BEFORE),
-            mx.pad(v, _BEFORE),
-            g=mx.pad(g, _BEFORE),
-            state=old["S"],
-            lengths=None if step.lengths is None else step.lengths + 1,
+        read = recurrences.mixer.advance(
+            time_mixing(self._spec),
+            Projected((r, k, v), old["S"], decay=decay, bonus=self._bonus, lengths=step.lengths),
         )
-        assert isinstance(S, mx.array)
-        y = y[:, :-1] + (r * k * self._bonus).sum(axis=-1, keepdims=True) * v
-        y = mx.fast.layer_norm(y, None, None, self._spec.eps).reshape(*x.shape[:2], -1) * self._gain + self._bias
-        return linear["out"](y * silu(linear["gate"](mixed["gate"]))), {"S": S, "shift": shift}
+        y = mx.fast.layer_norm(read.y, None, None, self._spec.eps).reshape(*x.shape[:2], -1) * self._gain + self._bias
+        return linear["out"](y * silu(linear["gate"](mixed["gate"]))), {"S": read.S, "shift": shift}
 
     def _mixed(self, x: mx.array, change: mx.array) -> list[mx.array]:
         """The inputs of r, decay, k, v and gate: x_t + m (x_{t-1} - x_t), the m of each from a low-rank projection."""
-        low = mx.tanh(self._linear["mix_in"](x + change * self._first_mix))
+        low = mx.tanh(self._linear["mix_in"](shifted(x, change, self._first_mix)))
         low = low.reshape(*x.shape[:2], len(_INPUTS), -1).transpose(2, 0, 1, 3)
-        mixes = low @ self._mix_out[:, None] + self._mix[:, None, None]
-        return [part.reshape(x.shape) for part in mx.split(x + change * mixes, len(_INPUTS))]
-
-    def _heads(self, x: mx.array) -> mx.array:
-        return x.reshape(*x.shape[:2], self._spec.heads, -1)
-
-
-_BEHIND, _BEFORE = [(0, 0), (0, 1), (0, 0), (0, 0)], [(0, 0), (1, 0), (0, 0), (0, 0)]
+        mixed = shifted_by_token(x[None], change[None], self._mix, low @ self._mix_out)
+        return [part.squeeze(0) for part in mx.split(mixed, len(_INPUTS))]
