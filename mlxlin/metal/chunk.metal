@@ -109,14 +109,14 @@ inline void write_state(thread State<NK, NC>& s, const thread TILES& tiles, Colu
 }
 
 template <int K, int NC, int WRITE, int N, typename TILES, typename VP, typename SP, typename LENGTHS, typename XP,
-          typename WP, typename PB, typename Y>
-inline void chunk(TILES tiles, View<VP> v, View<SP> S, View<LENGTHS> lengths, XP X, WP W, const device float* P, PB Pb,
+          typename AK, typename PB, typename Y>
+inline void chunk(TILES tiles, View<VP> v, View<SP> S, View<LENGTHS> lengths, XP X, AK Ak, const device float* P, PB Pb,
                   int T, int H, int HV, int V, device Y* y, device float* S_out, uint3 position, uint lane) {
   const int batch = position.z / HV, hv = position.z % HV, h = hv / (HV / H), v0 = position.y * 8 * NC;
   const int tokens = real_tokens(lengths, batch, T), chunks = (T * N + 15) / 16;
   const int64_t head = int64_t(batch) * HV + hv, next_token = int64_t(HV) * V;
   const Position at = position_of(lane);
-  device Y* out = y + (batch * T * next_token + int64_t(hv) * V + v0);
+  device Y* out = y + (int64_t(batch) * T * next_token + int64_t(hv) * V + v0);
 
   State<K / 8, NC> s = load_state<K / 8, NC>(S, batch, hv, v0, at);
   for (int start = 0; start < tokens * N; start += 16) {
@@ -129,15 +129,11 @@ inline void chunk(TILES tiles, View<VP> v, View<SP> S, View<LENGTHS> lengths, XP
     tiles.decay_answers(outputs);
     Columns<NC> u = load_values<NC>(v, batch, start, n, hv, v0, at);
     if (WRITE == LOW_RANK) {
-      multiply_add(z, triangle(offset_by(X, index * 192)), answers);
-      multiply_add(z, triangle(offset_by(W, index * 192)), u);
+      multiply_add(answers, triangle(offset_by(Ak, index * 192)), u);
+      z = solved(triangle(offset_by(X, index * 192)), answers);
       multiply_add(outputs, triangle(offset_by(Pb, index * 192)), z);
     }
-    if (WRITE == DELTA) {
-      const Columns<NC> error = difference(u, answers);
-      u = zero_columns<NC>();
-      multiply_add(u, triangle(offset_by(X, index * 192)), error);
-    }
+    if (WRITE == DELTA) u = solved(triangle(offset_by(X, index * 192)), difference(u, answers));
     multiply_add(outputs, triangle(P + index * 192), u);
     store_outputs<NC, N>(outputs, out, next_token, start, n, at);
     tiles.decay_writes(u);

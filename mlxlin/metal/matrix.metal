@@ -41,6 +41,8 @@ template <typename P> inline Matrix transposed_tile(P p, int ld) {
   simdgroup_load(m, p, ulong(ld), ulong2(0, 0), true);
   return m;
 }
+inline void store(Matrix m, device float* p) { simdgroup_store(m, p, 8ul); }
+inline void store(Matrix, Absent) {}
 inline Matrix tile(Absent, int) { return zero(); }
 inline Matrix transposed_tile(Absent, int) { return zero(); }
 
@@ -69,9 +71,15 @@ inline Triangle triangle(Absent) { return zero_triangle(); }
 
 inline void store(Triangle x, device float* p) {
 #pragma unroll
-  for (int i = 0; i < 3; ++i) simdgroup_store(x.m[i], p + 64 * i, 8ul);
+  for (int i = 0; i < 3; ++i) store(x.m[i], p + 64 * i);
 }
 inline void store(Triangle, Absent) {}
+
+inline Triangle negative(Triangle x) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) x.m[i] = scaled(x.m[i], -1.0f);
+  return x;
+}
 
 // Element (i, j), j <= i, on every lane.
 inline float element(Triangle x, int i, int j) {

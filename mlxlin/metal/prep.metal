@@ -2,61 +2,58 @@
 //
 // With E_tj the decay after token j up to token t, and S0 the state before the chunk (rows are values):
 //   add       y = Qd S0^T + P V                                              P = tril(Q K^T o E)
-//   delta     U = X (V - Kd S0^T), y = Qd S0^T + P U                         X = (I + tril(beta K K^T o E, -1))^-1 beta
-//   low_rank  U = X (Ad S0^T) + W V, y = Qd S0^T + P V + Pb U                X = (I - Aab)^-1, W = X Aak
+//   delta     (I + beta A) U = beta (V - Kd S0^T), y = Qd S0^T + P U         A = tril(K K^T o E, -1)
+//   low_rank  (I - Ab) U = Ad S0^T + Ak V, y = Qd S0^T + P V + Pb U
+// The systems are solved in two halves of 8 tokens, which is as exact as token by token, unlike an inverse of all 16.
 // Decays are exponentials of sums over the very tokens they span, or products of single decays, never differences of
 // sums from the start: those lose small decays behind large ones, and -inf - (-inf) is not a number.
 constant constexpr int C = 16;
 constant constexpr int SLAB = 32, LD = SLAB + 4;  // channels staged at a time, one per lane
 
-// (I + A) x = x, A the strict part of the triangle, one right-hand side per lane: forward substitution.
-inline void solve(Triangle A, thread float* x) {
-#pragma unroll
-  for (int i = 1; i < C; ++i) {
-#pragma unroll
-    for (int j = 0; j < i; ++j) x[i] -= element(A, i, j) * x[j];
-  }
-}
-
-// Lane j < 16 holds column j of a lower triangle.
-inline void store_columns(const thread float* x, device float* p, int lane) {
-  if (lane >= C) return;
-#pragma unroll
-  for (int i = 0; i < C; ++i) {
-    if (lane < 8 || i >= 8) p[((i >> 3) + (lane >> 3)) * 64 + (i & 7) * 8 + (lane & 7)] = x[i];
-  }
-}
-inline void store_columns(const thread float*, Absent, int) {}
-
 // m[i] of a triangle is the block of rows 8 (i > 0) .. and columns 8 (i > 1) ..
 inline int block_row(int i) { return i > 0 ? 8 : 0; }
 inline int block_column(int i) { return i > 1 ? 8 : 0; }
 
-// (I + A)^-1 diag(beta) for A = tril(diag(beta) gram, -1); lane t < 16 brings beta_t.
-template <typename OUT> inline void store_inverse(Triangle gram, float beta, OUT out, uint lane) {
-  const Position at = position_of(lane);
+// What solves (I + diag(rate) A) x = diag(rate) r, A the strict part of the triangle, by halves:
+//   x0 = X0 r0, x1 = X1 (r1 + M x0)      X = (I + diag(rate) A)^-1 diag(rate) of each half alone, M = -A between them
+// as the triangle X0, M, X1. Lane t < 16 brings rate_t and finds column t by forward substitution in its half.
+template <typename OUT> inline void store_solver(Triangle A, float rate, OUT out, uint lane) {
+  const int j = lane % 8, lower = lane / 8 % 2;
+  float x[8];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) gram.m[i] = scaled(gram.m[i], simd_shuffle(beta, ushort(at.row + block_row(i))));
-  float x[C];
+  for (int i = 0; i < 8; ++i) {
+    const float scale = simd_shuffle(rate, ushort(8 * lower + i));
+    x[i] = i == j ? scale : 0.0f;
 #pragma unroll
-  for (int i = 0; i < C; ++i) x[i] = i == int(lane % C) ? beta : 0.0f;
-  solve(gram, x);
-  store_columns(x, out, lane);
+    for (int m = 0; m < i; ++m) {
+      const float a0 = element(A, i, m), a1 = element(A, 8 + i, 8 + m);
+      x[i] -= scale * (lower ? a1 : a0) * x[m];
+    }
+  }
+  if (lane < C) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) put(out, 128 * lower + 8 * i + j, x[i]);
+  }
+  store(scaled(A.m[1], -1.0f), offset_by(out, 64));
 }
 
-// gram += tril(rows columns^T), 16 tokens each, SLAB channels
+// gram += tril(rows columns^T), 16 tokens each, SLAB channels; summed apart, for sums of sums are more exact
 inline void gram_slab(thread Triangle& gram, threadgroup float* rows, threadgroup float* columns) {
+  Triangle product = zero_triangle();
 #pragma unroll
   for (int d = 0; d < SLAB; d += 8) {
     const Matrix r0 = tile(rows + d, LD), r1 = tile(rows + 8 * LD + d, LD);
     const Matrix c0 = transposed_tile(columns + d, LD), c1 = transposed_tile(columns + 8 * LD + d, LD);
-    multiply_add(gram.m[0], r0, c0);
-    multiply_add(gram.m[1], r1, c0);
-    multiply_add(gram.m[2], r1, c1);
+    multiply_add(product.m[0], r0, c0);
+    multiply_add(product.m[1], r1, c0);
+    multiply_add(product.m[2], r1, c1);
   }
+#pragma unroll
+  for (int i = 0; i < 3; ++i)
+    gram.m[i] = matrix_of(first(gram.m[i]) + first(product.m[i]), second(gram.m[i]) + second(product.m[i]));
 }
 
-// exp of the sums of g over (j, t] for the kept elements j <= t; lane t < 16 brings g_t
+// The decays of g over (j, t] for the kept elements j <= t; lane t < 16 brings g_t
 inline Triangle segment_decays(float g, uint lane) {
   const Position at = position_of(lane);
   float sums[6] = {0.0f};
@@ -74,15 +71,18 @@ inline Triangle segment_decays(float g, uint lane) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const int t = at.row + block_row(i), j = at.column + block_column(i);
-    decays.m[i] = matrix_of(j <= t ? exp(sums[2 * i]) : 0.0f, j + 1 <= t ? exp(sums[2 * i + 1]) : 0.0f);
+    decays.m[i] = matrix_of(j <= t ? decay_of(sums[2 * i]) : 0.0f, j + 1 <= t ? decay_of(sums[2 * i + 1]) : 0.0f);
   }
   return decays;
 }
 
-inline Triangle elementwise(Triangle a, Triangle b) {
+inline Triangle decayed(Triangle x, Triangle decays) {
 #pragma unroll
-  for (int i = 0; i < 3; ++i) a.m[i] = matrix_of(first(a.m[i]) * first(b.m[i]), second(a.m[i]) * second(b.m[i]));
-  return a;
+  for (int i = 0; i < 3; ++i) {
+    const Matrix m = x.m[i], d = decays.m[i];
+    x.m[i] = matrix_of(decayed(first(m), first(d)), decayed(second(m), second(d)));
+  }
+  return x;
 }
 
 // No decay or one per head: the products K K^T and Q K^T serve all G = HV / H value heads of a key head.
@@ -116,10 +116,10 @@ inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, V
     const bool decays = token < n && (start + token) % N == 0;
     const float g = decays ? load(row(g_, batch, (start + token) / N, hv), 0) : 0.0f;
     const Triangle E = segment_decays(g, lane);
-    store(elementwise(qk, E), P + at * 192);
+    store(decayed(qk, E), P + at * 192);
     if (WRITE == DELTA) {
       const float beta = token < n ? load(row(beta_, batch, start + token, hv), 0) : 0.0f;
-      store_inverse(elementwise(kk, E), beta, offset_by(X, at * 192), lane);
+      store_solver(decayed(kk, E), beta, offset_by(X, at * 192), lane);
     }
     float sum = 0.0f;
 #pragma unroll

@@ -121,33 +121,11 @@ inline void own_products(thread Triangle& gram, const thread float* q, const thr
   add_pairs(gram, 2, 0, second, first, at);
 }
 
-// X = (I - Aab)^-1 on lanes 0 .. 15, one column each, and W = X Aak on lanes 16 .. 31, by the same substitution.
-inline void store_low_rank(Triangle ab, Triangle ak, device float* X, device float* W, threadgroup float* scratch,
-                           int lane) {
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    simdgroup_store(ak.m[i], scratch + 64 * i, 8ul);
-    ab.m[i] = scaled(ab.m[i], -1.0f);
-  }
-  simdgroup_barrier(mem_flags::mem_threadgroup);
-  const int j = lane % C;
-  float x[C];
-#pragma unroll
-  for (int i = 0; i < C; ++i) {
-    const float right = j < 8 || i >= 8 ? scratch[((i >> 3) + (j >> 3)) * 64 + (i & 7) * 8 + (j & 7)] : 0.0f;
-    x[i] = lane < C ? (i == j ? 1.0f : 0.0f) : right;
-  }
-  solve(ab, x);
-  store_columns(x, lane < C ? X : W, j);
-}
-template <typename X_OUT> inline void store_low_rank(Triangle, Triangle, X_OUT, Absent, threadgroup float*, int) {}
-
 template <int K, int WRITE, typename QP, typename KP, typename GP, typename BETA, typename AP, typename BP,
-          typename LENGTHS, typename XD, typename BD, typename X_OUT, typename W_OUT, typename PB>
+          typename LENGTHS, typename XD, typename BD, typename X_OUT, typename AK, typename PB>
 inline void prep_channel(View<QP> q, View<KP> k, View<GP> g, View<BETA> beta_, View<AP> a, View<BP> b,
                          View<LENGTHS> lengths, int T, int H, int HV, XD Xd, device float* Qd, device float* Kd, BD Bd,
-                         X_OUT X, W_OUT W, device float* P, PB Pb, device float* G, threadgroup float* first,
+                         X_OUT X, AK Ak, device float* P, PB Pb, device float* G, threadgroup float* first,
                          uint3 position, uint lane) {
   const int batch = position.z / HV, hv = position.z % HV, h = hv / (HV / H), chunk = position.y;
   const int start = chunk * C, n = real_tokens(lengths, batch, T) - start;
@@ -181,10 +159,11 @@ inline void prep_channel(View<QP> q, View<KP> k, View<GP> g, View<BETA> beta_, V
   store(grams.qk, P + at * 192);
   if (WRITE == DELTA) {
     const int t = lane % C;
-    store_inverse(grams.xk, t < n ? load(row(beta_, batch, start + t, hv), 0) : 0.0f, offset_by(X, at * 192), lane);
+    store_solver(grams.xk, t < n ? load(row(beta_, batch, start + t, hv), 0) : 0.0f, offset_by(X, at * 192), lane);
   }
   if (WRITE == LOW_RANK) {
     store(grams.qb, offset_by(Pb, at * 192));
-    store_low_rank(grams.xb, grams.xk, offset_by(X, at * 192), offset_by(W, at * 192), first, lane);
+    store(grams.xk, offset_by(Ak, at * 192));
+    store_solver(negative(grams.xb), 1.0f, offset_by(X, at * 192), lane);
   }
 }

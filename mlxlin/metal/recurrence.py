@@ -135,7 +135,7 @@ def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.arr
     views = ", ".join(view(name, arrays[name] is not None) for name in ("v", "S", "lengths"))
     call = (
         f"{staged}chunk<{K}, {columns}, {x.write}, {x.substeps}>({tiles}, {views}, {_or_absent(prepared, 'X')}, "
-        f"{_or_absent(prepared, 'W')}, P, {_or_absent(prepared, 'Pb')}, T, H, HV, V, y, S_out, "
+        f"{_or_absent(prepared, 'Ak')}, P, {_or_absent(prepared, 'Pb')}, T, H, HV, V, y, S_out, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
     )
     y, S = launch(
@@ -197,8 +197,8 @@ def _prep_channel(x: Arguments) -> dict[str, mx.array]:
     if x.write != "ADD":
         shapes |= {"Xd": tiles, "X": triangles}
     if x.write == "LOW_RANK":
-        shapes |= {"Bd": tiles, "W": triangles, "Pb": triangles}
-    order = ("Xd", "Qd", "Kd", "Bd", "X", "W", "P", "Pb")
+        shapes |= {"Bd": tiles, "Ak": triangles, "Pb": triangles}
+    order = ("Xd", "Qd", "Kd", "Bd", "X", "Ak", "P", "Pb")
     results = ", ".join(name if name in shapes else "Absent()" for name in order)
     staged = 2 * 16 * 36
     views = ", ".join(view(name, arrays[name] is not None) for name in names)

@@ -15,6 +15,17 @@ template <int NC> inline void multiply_add(thread Columns<NC>& sum, Triangle x, 
 #pragma unroll
   for (int c = 0; c < NC; ++c) multiply_add(sum.m[0][c], sum.m[1][c], x, y.m[0][c], y.m[1][c]);
 }
+// The solution of a chunk's system for the right-hand sides r, from the triangle that store_solver made
+template <int NC> inline Columns<NC> solved(Triangle x, Columns<NC> r) {
+  Columns<NC> y = zero_columns<NC>();
+#pragma unroll
+  for (int c = 0; c < NC; ++c) {
+    multiply_add(y.m[0][c], x.m[0], r.m[0][c]);
+    multiply_add(r.m[1][c], x.m[1], y.m[0][c]);
+    multiply_add(y.m[1][c], x.m[2], r.m[1][c]);
+  }
+  return y;
+}
 template <int NC> inline Columns<NC> difference(Columns<NC> x, Columns<NC> y) {
 #pragma unroll
   for (int c = 0; c < NC; ++c) {
