@@ -192,6 +192,32 @@ def test_empty_grid_writes_nothing() -> None:
     assert out.shape == (0, 4)
 
 
+def test_the_last_threadgroups_of_a_grid_larger_than_memory() -> None:
+    rows, width = 2**23, 1024
+    kernel = metal_kernel(
+        "far",
+        ["x"],
+        ["out"],
+        """
+        uint3 p = thread_position_in_grid;
+        out[size_t(p.y) * 1024 + p.x] = x[size_t(p.y) * x_strides[0] + p.x * x_strides[1]] + 1;
+        """,
+        ensure_row_contiguous=False,
+    )
+    (out,) = kernel(
+        inputs=[np.broadcast_to(np.arange(width, dtype=np.int32), (rows, width))],
+        output_shapes=[(rows, width)],
+        output_dtypes=[np.int32],
+        grid=(width, rows, 1),
+        threadgroup=(64, 1, 1),
+        last=width // 64 + 1,
+    )
+    np.testing.assert_array_equal(out[-1], np.arange(width) + 1)
+    np.testing.assert_array_equal(out[-2], np.where(np.arange(width) < width - 64, 0, out[-1]))
+    assert last_report().buffers["out"].unique_stored == (width + 64) * 4
+    assert last_report().buffers["x"].unique_loaded == width * 4
+
+
 def test_element_aligned_buffers_expose_vector_loads() -> None:
     source = "float4 v = *(const device float4*)(a + i / 4 * 4); out[i] = v[i % 4];"
     x = np.arange(16, dtype=np.float32)

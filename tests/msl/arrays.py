@@ -54,13 +54,14 @@ class InputArray:
         if size == 0 or self.elements.flags.c_contiguous:
             return self.elements.reshape(-1).view(np.uint8), np.ones(size * item, bool), 0
         low, high = self.reach
-        offsets = np.zeros(self.shape, np.int64) - low
-        for axis, (n, stride) in enumerate(zip(self.shape, self.elements.strides, strict=True)):
-            offsets += (np.arange(n) * stride).reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
+        distinct = self.elements[tuple(slice(None if stride else 1) for stride in self.elements.strides)]
+        offsets = np.zeros(distinct.shape, np.int64) - low
+        for axis, (n, stride) in enumerate(zip(distinct.shape, distinct.strides, strict=True)):
+            offsets += (np.arange(n) * stride).reshape([-1 if a == axis else 1 for a in range(distinct.ndim)])
         bytes_ = (offsets.reshape(-1, 1) + np.arange(item)).reshape(-1)
         span = high - low
         memory, belongs = np.full(span, 0xFF, np.uint8), np.zeros(span, bool)
-        memory[bytes_] = np.ascontiguousarray(self.elements).reshape(-1).view(np.uint8)
+        memory[bytes_] = np.ascontiguousarray(distinct).reshape(-1).view(np.uint8)
         belongs[bytes_] = True
         return memory, belongs, -low
 

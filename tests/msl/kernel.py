@@ -70,6 +70,8 @@ class EmulatedKernel:
         compiled = self._compile(kernel, options, template or ())
         shapes = [tuple(int(n) for n in shape) for shape in output_shapes]
         outputs, _last = launch(compiled, arrays, shapes, dtypes, grid, clamped, init_value, options)
+        if options.last is not None:
+            return outputs
         if any(array.is_mlx for array in arrays) or any(isinstance(dtype, mx.Dtype) for dtype in output_dtypes):
             return [to_mlx(output, dtype) for output, dtype in zip(outputs, dtypes, strict=True)]
         return outputs

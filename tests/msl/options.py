@@ -31,6 +31,10 @@ class Options:
     align: int | None = None
     """Alignment of the buffers in bytes; the element size proves that no vector access relies on more."""
 
+    last: int | None = None
+    """Run only so many threadgroups, the last ones of the grid. Outputs are then numpy arrays (bfloat16 as uint16) in
+    reserved memory, zero where nothing is written, so that they can be larger than any memory."""
+
     max_threads: int = 1024
     """Threads per threadgroup that the pipeline allows (fewer for kernels that need many registers)."""
 

@@ -39,21 +39,22 @@ struct Site {
 };
 
 // State of one byte of a buffer.
-enum Byte : u8 { VALID = 1, READ = 2, WRITTEN = 4, FOREIGN = 8 };
+enum Byte : u8 { VALID = 1, READ = 2, WRITTEN = 4 };
 
 struct Buffer {
   u8 *base;
   u64 bytes;
-  u32 item_size, is_output;
+  u32 item_size, is_output, is_whole;  // whole: every byte is valid, whatever its state
   const char *name;
   u8 *state;  // one Byte set per byte
-  u64 loaded, stored;
+  u64 loaded, stored, unique_loaded, unique_stored;
 };
 
 struct Launch {
   Entry entry;
   void **arguments;
   u32 grid[3], threadgroup[3];
+  u64 last;  // threadgroups to run, at the end of the grid
   u32 check, strict, order, threadgroup_limit, n_buffers;
   Buffer *buffers;
   Site *sites;

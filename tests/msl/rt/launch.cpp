@@ -60,14 +60,18 @@ static void allocate_once() {
   for (u32 i = 0; i < MAX_THREADS; ++i) mprotect(group.stacks + i * STACK_BYTES, PAGE, PROT_NONE);
 }
 
+static u64 cell_bytes(const Buffer &b) { return (b.bytes / b.item_size + 1) * sizeof(Cell); }
+
 static void run_grid(Launch *launch) {
   u64 count[3], total = 1;
   for (int i = 0; i < 3; ++i) {
     count[i] = (launch->grid[i] + launch->threadgroup[i] - 1) / launch->threadgroup[i];
     total *= count[i];
   }
-  for (u64 i = 0; i < total && !launch->failed; ++i) {
-    u64 k = launch->order & 4 ? total - 1 - i : i;
+  u64 n = launch->last < total ? launch->last : total;
+  group.first = total - n;
+  for (u64 i = 0; i < n && !launch->failed; ++i) {
+    u64 k = launch->order & 4 ? total - 1 - i : group.first + i;
     run_threadgroup((u32)(k % count[0]), (u32)(k / count[0] % count[1]), (u32)(k / (count[0] * count[1])));
   }
 }
@@ -83,7 +87,7 @@ void mtl_launch(Launch *launch) {
   Cell **cells = (Cell **)calloc(launch->n_buffers + 1, sizeof(Cell *));
   for (u32 i = 0; i < launch->n_buffers; ++i) {
     const Buffer &b = launch->buffers[i];
-    if (launch->check && b.is_output) cells[i] = (Cell *)calloc(b.bytes / b.item_size + 1, sizeof(Cell));
+    if (launch->check && b.is_output) cells[i] = (Cell *)map(cell_bytes(b));
   }
   group.buffer_cells = cells;
 
@@ -102,7 +106,8 @@ void mtl_launch(Launch *launch) {
   for (int i = 0; i < 3; ++i) sigaction(signals[i], &old[i], nullptr);
   sigaltstack(&old_stack, nullptr);
   free(alternate.ss_sp);
-  for (u32 i = 0; i < launch->n_buffers; ++i) free(cells[i]);
+  for (u32 i = 0; i < launch->n_buffers; ++i)
+    if (cells[i]) munmap(cells[i], cell_bytes(launch->buffers[i]));
   free(cells);
 }
 

@@ -27,7 +27,7 @@ static const Variable *variable_at(u64 offset) {
   return nearest;
 }
 
-static u32 threadgroup_of(u32 id) { return id / MAX_THREADS; }
+static u32 threadgroup_of(u32 id) { return id / MAX_THREADS; }  // counted from the first that runs
 static u32 simdgroup_of(u32 id) { return id / SIMD_WIDTH; }
 
 // Did a barrier order what `other` did at `then` before what `me` does now?
@@ -45,7 +45,8 @@ static void race(const Site &site, const char *name, u64 byte, u32 other, Reader
   }
   char culprit[64] = "several threads";
   if (who == ONE_THREAD)
-    snprintf(culprit, sizeof culprit, "thread %u of threadgroup %u", other % MAX_THREADS, threadgroup_of(other));
+    snprintf(culprit, sizeof culprit, "thread %u of threadgroup %lu", other % MAX_THREADS,
+             (unsigned long)(group.first + threadgroup_of(other)));
   ISSUE(group.current,
         "line %u:%u: data race on %s memory '%s' at byte %lu: this %s is not ordered with an access by %s", site.line,
         site.column, site.space == THREADGROUP ? "threadgroup" : "device", name, (unsigned long)byte, verb(site),
@@ -152,17 +153,20 @@ static void check_device(const u8 *address, const Site &site, bool races) {
   if (site.is_store) {
     if (!b->is_output) fail("line %u:%u: store to input '%s'", site.line, site.column, b->name);
     b->stored += site.size;
-    memset(state, VALID | WRITTEN, site.size);
+    for (u32 i = 0; i < site.size; ++i) {
+      b->unique_stored += !(state[i] & WRITTEN);
+      state[i] |= VALID | WRITTEN;
+    }
     if (site.float_bytes) group.pending = {address, &site, b, group.current};
   } else {
     b->loaded += site.size;
-    u8 all = 0xFF, any = 0;
+    u8 all = b->is_whole ? VALID : 0xFF;
     for (u32 i = 0; i < site.size; ++i) {
-      all &= state[i];
-      any |= state[i];
+      all &= state[i] | (b->is_whole ? VALID : 0);
+      b->unique_loaded += !(state[i] & READ);
       state[i] |= READ;
     }
-    if (any & FOREIGN || (!b->is_output && !(all & VALID)))
+    if (!b->is_output && !(all & VALID))
       ISSUE(group.current, "line %u:%u: read of memory between the elements of the strided input '%s': offset %lu",
             site.line, site.column, b->name, (unsigned long)element);
     if (b->is_output && !(all & VALID))

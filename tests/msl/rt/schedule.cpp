@@ -292,7 +292,7 @@ void run_threadgroup(u32 x, u32 y, u32 z) {
     size[i] = rest < launch->threadgroup[i] ? rest : launch->threadgroup[i];
     count[i] = (launch->grid[i] + launch->threadgroup[i] - 1) / launch->threadgroup[i];
   }
-  group.index = (z * count[1] + y) * count[0] + x;
+  u32 index = (u32)(((u64)z * count[1] + y) * count[0] + x - group.first);
   group.generation++;
   group.n_threads = group.n_alive = size[0] * size[1] * size[2];
   group.n_simdgroups = (group.n_threads + SIMD_WIDTH - 1) / SIMD_WIDTH;
@@ -313,7 +313,7 @@ void run_threadgroup(u32 x, u32 y, u32 z) {
     lane->thread = i;
     lane->lane = i % SIMD_WIDTH;
     lane->simdgroup = i / SIMD_WIDTH;
-    lane->id = group.index * MAX_THREADS + i;
+    lane->id = index * MAX_THREADS + i;
     lane->device_clock = lane->threadgroup_clock = {1, 0};
     set_context(lane, tg, size, count);
     prepare_stack(lane);

@@ -70,7 +70,8 @@ struct Group {
   Lane *current;
   Lane *lanes;
   SimdGroup simdgroups[MAX_THREADS / SIMD_WIDTH];
-  u32 n_threads, n_simdgroups, n_alive, n_at_barrier, index, generation;
+  u32 n_threads, n_simdgroups, n_alive, n_at_barrier, generation;
+  u64 first;  // threadgroup of the grid that runs
   u8 *stacks;
   // threadgroup memory
   u8 *arena, *arena_state;  // state: one ArenaByte set per byte
