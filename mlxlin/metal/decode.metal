@@ -1,9 +1,9 @@
 // One to sixteen tokens of a whole mixer in one dispatch, from its projections to its normed and gated output. The body
 // of a kernel calls these functions one after the other:
 //
-//   1  all threads: convolution, activation, unit norm, rotation and gates of all tokens, into threadgroup memory
+//   1  all threads: convolution, activation, feature map, norm, rotation and gates of all tokens, into threadgroup memory
 //   2  L lanes per row of the state, K / L channels each in registers: the recurrence over all tokens
-//   3  one SIMD-group per token: RMS norm over the head and output gate
+//   3  one SIMD-group per token: norm over the head and output gate
 //
 // A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
 // The record of one token in threadgroup memory, SIZE floats:
@@ -15,7 +15,9 @@ struct Place {
   int kh, vh;            // the projected heads of its keys, of its values and decays
   int n;                // real tokens
   bool first_of_head;   // of the parts of a value head
-  bool first_of_key;    // of all threadgroups that read one key head: it writes what belongs to the key head
+  bool first_of_query;  // of all threadgroups that read one query head: it writes what belongs to the query head
+  bool first_of_key;    // and so for the projected heads of keys and of values, of these each part for its own rows
+  bool first_of_value;
   int group, groups, lane;
 };
 inline int thread_of(Place p) { return p.group * 32 + p.lane; }
@@ -31,20 +33,30 @@ inline Place place_of(uint3 threadgroup_, int VT, int H, int HV, int repeats, Vi
   p.v0 = threadgroup_.x * VT;
   p.n = real_tokens(lengths, p.batch, T);
   p.first_of_head = threadgroup_.x == 0;
+  p.first_of_query = p.first_of_head && p.hv % (HV / H) == 0;
   p.first_of_key = p.first_of_head && p.hv % (HV / H * repeats) == 0;
+  p.first_of_value = p.hv % repeats == 0;
   p.group = group;
   p.groups = groups;
   p.lane = lane;
   return p;
 }
 
-// 1: a vector of K channels from c0 on; one SIMD-group per token
-template <int K, int SIZE, int ACTIVATION, bool NORMED, typename CHANNELS>
-inline void stage_vectors(threadgroup float* record, CHANNELS x, int c0, float scale, Place p) {
+// 1: a vector of K features of the channels from c0 on; one SIMD-group per token
+template <int K, int SIZE, int ACTIVATION, int NORM, int MAP = IDENTITY, typename CHANNELS>
+inline void stage_vectors(threadgroup float* record, CHANNELS x, int c0, float scale, Place p, float eps = 1e-6f) {
   for (int t = p.group; t < p.n; t += p.groups) {
-    const Lanes<K> v = vector_of<K, ACTIVATION, NORMED>(x, p.batch, t, c0, scale, p.lane);
+    const Lanes<K> v = vector_of<K, ACTIVATION, NORM, MAP>(x, p.batch, t, c0, scale, p.lane, eps);
 #pragma unroll
     for (int i = 0; i < K / 32; ++i) record[t * SIZE + p.lane + 32 * i] = v.x[i];
+  }
+}
+
+// 1: staged vectors times a learned factor per channel; the same lanes have staged them
+template <int K, int SIZE, typename P> inline void stage_gains(threadgroup float* record, View<P> gains, Place p) {
+  for (int t = p.group; t < p.n; t += p.groups) {
+#pragma unroll
+    for (int i = p.lane; i < K; i += 32) record[t * SIZE + i] *= gain(row(gains, 0, 0, 0), i);
   }
 }
 
@@ -232,22 +244,27 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
   }
 }
 
-template <typename P> inline float gain(View<P> weight, int d) { return load(row(weight, 0, 0, 0), d); }
-inline float gain(View<Absent>, int) { return 1.0f; }
-
-// 3: RMS norm over the head's V outputs times `weight`, then the gate's activation; zeros past the last real token
-template <int VT, int SIZE, bool NORMED, int ACTIVATION, typename WP, typename GP, typename Y>
-inline void finish(const threadgroup float* outputs, View<WP> weight, View<GP> gate, float eps, device Y* y, int T,
-                   int HV, int V, Place p) {
+// 3: norm over the head's V outputs times `weight`, where CENTERED a layer norm plus `bias`, then the gate's activation;
+// zeros past the last real token
+template <int VT, int SIZE, bool NORMED, bool CENTERED, int ACTIVATION, typename WP, typename BP, typename GP, typename Y>
+inline void finish(const threadgroup float* outputs, View<WP> weight, View<BP> bias, View<GP> gate, float eps,
+                   device Y* y, int T, int HV, int V, Place p) {
   for (int t = p.group; t < T; t += p.groups) {
     const int64_t at = ((int64_t(p.batch) * T + t) * HV + p.hv) * V + p.v0;
-    float squares = 0.0f;
+    const threadgroup float* out = outputs + t * SIZE;
+    float mean = 0.0f, squares = 0.0f;
+    if (CENTERED) {
+      if (t < p.n)
+        for (int d = p.lane; d < VT; d += 32) mean += out[d];
+      mean = simd_sum(mean) / VT;
+    }
     if (NORMED && t < p.n)
-      for (int d = p.lane; d < VT; d += 32) squares += outputs[t * SIZE + d] * outputs[t * SIZE + d];
+      for (int d = p.lane; d < VT; d += 32) squares += (out[d] - mean) * (out[d] - mean);
     const float norm = NORMED ? rsqrt(simd_sum(squares) / VT + eps) : 1.0f;
     for (int d = p.lane; d < VT; d += 32) {
-      float x = t < p.n ? outputs[t * SIZE + d] * norm : 0.0f;
-      if (NORMED) x *= gain(weight, d);
+      float x = t < p.n ? (out[d] - mean) * norm : 0.0f;
+      if (NORMED) x *= gain(row(weight, 0, 0, p.hv), d);
+      if (CENTERED && t < p.n) x += load(row(bias, 0, 0, p.hv), d);
       if (ACTIVATION != IDENTITY && t < p.n)
         x *= activated<ACTIVATION>(load(row(gate, p.batch, t, 0), p.hv * V + p.v0 + d));
       y[at + d] = Y(x);

@@ -9,7 +9,7 @@ from functools import cache
 from mlxlin.backend import mx
 
 from .kernels import Outputs, lanes_per_row, launch, literal, view
-from .mixer import FusedSpec, Mixed, Projected, Record, Tape, finishes, parts
+from .mixer import VECTOR_EPS, FusedSpec, Mixed, Projected, Record, Tape, finishes, parts
 
 SIMD_GROUPS = 8
 BUCKETS = (1, 2, 4, 8, 16)  # tokens that threadgroup memory is made for
@@ -20,6 +20,8 @@ ACTIVATION = {
     "relu": "RELU",
     "elu": "ELU_PLUS_ONE",
 }
+MAP = ACTIVATION | {"dpfp": "DPFP", "product": "PRODUCT", "hedgehog": "HEDGEHOG"}
+_NORM = {"none": "AS_IS", "l2": "L2", "sum": "SUM", "simplex": "SIMPLEX", "rms": "L2"}
 _DECAY = {"none": "NO_DECAY", "head": "HEAD_DECAY", "channel": "CHANNEL_DECAY"}
 _WRITE = {"add": "ADD", "delta": "DELTA", "low_rank": "LOW_RANK"}
 _TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
@@ -94,21 +96,22 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
     """The inputs of the kernel, four-dimensional as it sees them."""
     B, T, _ = x.first.shape
     per_token: dict[str, mx.array | None] = {}
-    apart = "qv" if spec.decay_kind == "forget" else "qkv"
-    per_token |= dict(zip(apart, x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
+    per_token |= dict(zip("qkv", x.qkv, strict=True)) if isinstance(x.qkv, tuple) else {"qkv": x.qkv}
     per_token |= {name: getattr(x, name) for name in ("memory", "beta", "a", "b", "gate", "cos", "sin")}
     arrays = {name: None if z is None else z[:, :, None] for name, z in per_token.items()}
+    vectors = {name: getattr(x, name) for name in ("bias", "q_gain", "k_gain")}
+    of_heads = {name: getattr(x, name) for name in ("norm", "norm_bias")}
     heads = spec.decay_heads
     return {
         **arrays,
         "weight": None if x.weight is None else x.weight[None, :, None],
-        "bias": None if x.bias is None else x.bias[None, None, None],
         "decay": None if x.decay is None else x.decay.reshape(B, T, heads, -1),
         "reader": None if x.reader is None else x.reader[None, :, :, None],
         "bonus": None if x.bonus is None else x.bonus[None, None],
         "rate": None if x.rate is None else x.rate[None, None, :, None],
         "decay_bias": None if x.decay_bias is None else x.decay_bias.reshape(1, 1, heads, -1),
-        "norm": None if x.norm is None else x.norm[None, None, None],
+        **{name: None if z is None else z[None, None, None] for name, z in vectors.items()},
+        **{name: None if z is None else _by_head(spec, z) for name, z in of_heads.items()},
         "skip": None if x.skip is None else mx.broadcast_to(x.skip, x.S.shape[1:3])[None, None],
         "S": x.S,
         "Z": None if x.Z is None else x.Z[None],
@@ -116,11 +119,36 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
     }
 
 
+def _by_head(spec: FusedSpec, z: mx.array) -> mx.array:
+    """z [V] or [HV V] as [1, 1, HV, V]; a view: the kernel follows its strides."""
+    return mx.broadcast_to(z.reshape(1, 1, -1, spec.value_dim), (1, 1, spec.value_heads, spec.value_dim))
+
+
 def gates(spec: FusedSpec, seen: Spell) -> str:
     """The log decays of a mixer in a kernel's body; `seen` spells an input."""
-    views = ", ".join(seen(name) for name in ("decay", "rate", "decay_bias"))
+    x = f"heads_of<{spec.key_dim}>({channels(spec, seen, 'decay')})" if spec.convolves_decay else seen("decay")
     numbers = (spec.decay_constant, spec.decay_floor, spec.shortest, spec.longest)
-    return f"gates<{spec.decay_kind.upper()}>({views}, {', '.join(map(literal, numbers))})"
+    arguments = [x, seen("rate"), seen("decay_bias"), *map(literal, numbers)]
+    return f"gates<{spec.decay_kind.upper()}>({', '.join(arguments)})"
+
+
+def channels(spec: FusedSpec, seen: Spell, name: str) -> str:
+    """The projected channels of an input behind the convolution."""
+    views = [seen(part) for part in ("memory", "weight", "bias")]
+    if name == "decay":
+        views = [f"behind({part}, {spec.width - spec.keys})" for part in views]
+    return f"channels<{spec.taps}>({', '.join([seen(name), *views])})"
+
+
+def vector_norm(spec: FusedSpec, stream: str) -> tuple[str, float, float]:
+    """What is done to queries or keys: the norm as Metal calls it, the factor on the result, and the norm's epsilon.
+
+    An RMS norm is one to length 1 with another epsilon, times sqrt(K).
+    """
+    kind, scale = (spec.q_norm, spec.scale) if stream == "q" else (spec.k_norm, 1.0)
+    if kind == "rms":
+        return _NORM[kind], scale * spec.key_dim**0.5, spec.qk_eps * spec.key_dim
+    return _NORM[kind], scale, VECTOR_EPS.get(kind, 0.0)
 
 
 @cache  # spelling it out costs the host more than everything else about a dispatch
@@ -171,18 +199,14 @@ class _Body:
         return name if name in self._outputs else "Absent()"
 
     def _channels(self, stream: str) -> str:
-        """The projected channels behind the convolution."""
-        name = "qkv" if "qkv" in self._arrays else stream
-        views = ", ".join(self._view(other) for other in (name, "memory", "weight", "bias"))
-        return f"channels<{self._spec.taps}>({views})"
+        return channels(self._spec, self._view, stream if stream in self._arrays else "qkv")
 
     def _first(self, stream: str, j: int = 0) -> str:
         """The first channel of this threadgroup's head in sub-token j of a stream."""
         spec = self._spec
-        n, queries = spec.substeps, spec.heads * spec.key_dim
-        keys = 0 if spec.decay_kind == "forget" else n * queries // spec.repeats
+        queries, keys = spec.heads * spec.head_dim, 0 if spec.decay_kind == "forget" else spec.keys
         starts = {"q": 0, "k": queries, "v": queries + keys} if "qkv" in self._arrays else {"q": 0, "k": 0, "v": 0}
-        size = spec.value_dim if stream == "v" else spec.key_dim
+        size = spec.value_dim if stream == "v" else spec.head_dim
         heads = (spec.value_heads if stream == "v" else spec.heads) // spec.repeats
         head = {"q": "p.h", "k": f"({j * heads} + p.kh)", "v": f"({j * heads} + p.vh)"}[stream]
         return f"{starts[stream]} + {head} * {size}"
@@ -192,15 +216,18 @@ class _Body:
         spec, at, lines = self._spec, self._at, []
         places = [("q", 0, 0), *(("k", j, at.keys + j * spec.key_dim) for j in range(spec.substeps))]
         places = places[:1] if spec.decay_kind == "forget" else places
-        unit = spec.unit and not spec.reader
         activations = {"q": spec.q_activation, "k": spec.k_activation}
         sizes = f"{spec.key_dim}, {at.size}"
         for stream, j, where in places:
-            first, scale = self._first(stream, j), literal(spec.scale if stream == "q" and not spec.reader else 1.0)
-            kind = f"{sizes}, {ACTIVATION[activations[stream]]}, {str(unit).lower()}"
-            lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {first}, {scale}, p);")
+            first = self._first(stream, j)
+            norm, scale, eps = ("AS_IS", 1.0, 0.0) if spec.reader else vector_norm(spec, stream)
+            kind = f"{sizes}, {ACTIVATION[activations[stream]]}, {norm}, {MAP[spec.features]}"
+            numbers = f"{first}, {literal(scale)}, p, {literal(eps)}"
+            lines.append(f"stage_vectors<{kind}>(x + {where}, {self._channels(stream)}, {numbers});")
+            if f"{stream}_gain" in self._arrays:
+                lines.append(f"stage_gains<{sizes}>(x + {where}, {self._view(f'{stream}_gain')}, p);")
             if spec.taps:
-                lines.append(f"if (p.first_of_key) {self._remember(stream, first, spec.key_dim)}")
+                lines.append(self._remember(stream, first, spec.head_dim))
         if spec.reader:
             kind = f"{sizes}, {at.keys}, {at.a}"
             lines.append(f"stage_reader<{kind}>(x, {self._view('reader')}, {literal(spec.scale)}, p);")
@@ -209,7 +236,7 @@ class _Body:
         for stream, where in (("a", at.a), ("b", at.b)) if spec.write == "low_rank" else ():
             given = f"channels<0>({self._view(stream)}, view(Absent()), view(Absent()), view(Absent()))"
             lines.append(
-                f"stage_vectors<{sizes}, IDENTITY, false>(x + {where}, {given}, p.h * {spec.key_dim}, 1.0f, p);"
+                f"stage_vectors<{sizes}, IDENTITY, AS_IS>(x + {where}, {given}, p.h * {spec.key_dim}, 1.0f, p);"
             )
         return lines
 
@@ -225,9 +252,12 @@ class _Body:
         return lines
 
     def _remember(self, stream: str, first: str, count: int) -> str:
+        """The raw inputs of some channels, by one of the threadgroups that read them."""
+        out = f"offset_by(memory_out, {self._spec.width - self._spec.keys})" if stream == "decay" else "memory_out"
+        condition = {"q": "p.first_of_query", "v": "p.first_of_value"}.get(stream, "p.first_of_key")
         return (
-            f"remember({self._channels(stream)}, memory_out, p.batch, p.n, {self._spec.width}, {first} + thread_of(p), "
-            f"{first} + {count}, {32 * SIMD_GROUPS});"
+            f"if ({condition}) remember({self._channels(stream)}, {out}, p.batch, p.n, {self._spec.width}, "
+            f"{first} + thread_of(p), {first} + {count}, {32 * SIMD_GROUPS});"
         )
 
     def _turns(self) -> list[str]:
@@ -251,6 +281,8 @@ class _Body:
             lines.append(f"stage_steps<{at.size}>(x + {at.step}, g, p);")
         if spec.decay_kind == "forget":
             lines.append(f"stage_forgotten<{spec.key_dim}, {at.size}>(x + {at.keys}, g, p);")
+        if spec.convolves_decay:
+            lines.append(self._remember("decay", f"p.kh * {spec.key_dim}", spec.key_dim))
         for j in range(spec.substeps if spec.write == "delta" else 0):
             lines.append(
                 f"stage_betas<{at.size}, {ACTIVATION[spec.beta]}>(x + {at.betas + j}, {self._view('beta')}, "
@@ -285,8 +317,10 @@ class _Body:
     def _finish(self) -> str:
         spec, whole = self._spec, self._finishes
         outputs = self._at.values + (spec.substeps - 1) * self._rows
-        kind = f"{str(spec.norm and whole).lower()}, {ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
+        flags = ", ".join(str(whole and flag).lower() for flag in (spec.norm, spec.centered))
+        kind = f"{self._rows}, {self._at.size}, {flags}, {ACTIVATION[spec.gate] if whole else 'IDENTITY'}"
+        views = ", ".join(self._view(name) for name in ("norm", "norm_bias", "gate"))
         return (
-            f"finish<{self._rows}, {self._at.size}, {kind}>(x + {outputs}, {self._view('norm')}, {self._view('gate')}, "
-            f"{literal(spec.eps)}, y, T, {spec.value_heads}, {spec.value_dim}, p);"
+            f"finish<{kind}>(x + {outputs}, {views}, {literal(spec.eps)}, y, T, {spec.value_heads}, {spec.value_dim}, "
+            "p);"
         )

@@ -54,34 +54,50 @@ def _add_norm(D: int, eps: float, centered: bool, biased: bool) -> str:
 def gated_norm(
     y: mx.array,
     gate: mx.array | None,
-    weight: mx.array,
+    weight: mx.array | None,
     eps: float,
     *,
+    bias: mx.array | None = None,
+    centered: bool = False,
     activation: Activation = "none",
     groups: int = 1,
     gate_first: bool = False,
 ) -> mx.array:
-    """RMS norm of each of `groups` equal parts of y [B, T, C], gated by activation(gate) [B, T, C].
+    """Norm of each of `groups` equal parts of y [B, T, C], gated by activation(gate) [B, T, C].
 
     Args:
-        weight: [C], or [C / groups], the same for each part.
+        weight, bias: [C], or [C / groups], the same for each part; None for one and zero.
+        centered: a layer norm, else an RMS norm, which has no bias.
         gate_first: gate before the norm (Mamba-2) instead of after it.
     """
     B, T, C = y.shape
     threads = _threads(C // groups)
-    weight = weight.reshape(1, 1, -1, C // groups)
-    weight = mx.broadcast_to(weight, (1, 1, groups, C // groups))  # a view: the kernel follows its strides
-    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None], "weight": weight}
-    body = _gated_norm(C // groups, groups, eps, activation, gate_first, gate is not None)
+    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None]}
+    arrays |= {name: _of_parts(z, groups, C // groups) for name, z in (("weight", weight), ("bias", bias))}
+    given = tuple(name for name, array in arrays.items() if array is not None)
+    body = _gated_norm(C // groups, groups, eps, activation, gate_first, centered, given)
     grid = (threads * B * T * groups, 1, 1)
     outputs = {"y": ((B, T, C), y.dtype)}
     return launch("gated_norm", _NORM_FILES, body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))[0]
 
 
+def _of_parts(z: mx.array | None, groups: int, width: int) -> mx.array | None:
+    """z [groups width] or [width] by part; a view: the kernel follows its strides."""
+    return None if z is None else mx.broadcast_to(z.reshape(1, 1, -1, width), (1, 1, groups, width))
+
+
 @cache
-def _gated_norm(width: int, groups: int, eps: float, activation: Activation, gate_first: bool, gated: bool) -> str:
-    views = ", ".join(view(name, name != "gate" or gated) for name in ("x", "gate", "weight"))
-    kind = f"{ACTIVATION[activation]}, {str(gate_first).lower()}"
+def _gated_norm(
+    width: int,
+    groups: int,
+    eps: float,
+    activation: Activation,
+    gate_first: bool,
+    centered: bool,
+    given: tuple[str, ...],
+) -> str:
+    views = ", ".join(view(name, name in given) for name in ("x", "gate", "weight", "bias"))
+    kind = f"{str(centered).lower()}, {ACTIVATION[activation]}, {str(gate_first).lower()}"
     return (
         f"threadgroup float scratch[32]; gated_norm<{kind}>({views}, T, {groups}, {width}, {literal(eps)}, y, scratch, "
         f"{_ROW}, {_threads(width)}, {_GROUP});"

@@ -9,6 +9,9 @@ from typing import ClassVar, Literal
 from mlxlin.backend import mx
 
 Activation = Literal["none", "silu", "sigmoid", "relu", "elu"]
+Features = Literal[Activation, "dpfp", "product", "hedgehog"]
+VectorNorm = Literal["none", "l2", "sum", "simplex", "rms"]
+VECTOR_EPS = {"l2": 1e-6, "sum": 1e-6, "simplex": 1e-4}
 LONGEST = 16
 
 
@@ -20,16 +23,20 @@ class FusedSpec:
         heads, value_heads, key_dim, value_dim: H, HV, K, V.
         write, decay: the recurrence, as in `mlxlin.recurrences.RULES`.
         reader: a delta write that corrects what the state before the decay answers to p, a fraction of k; q is q - D p
-            before both are made unit vectors (Comba). Needs `unit`.
+            before both are made unit vectors (Comba). Needs norms of kind l2.
         substeps: sub-tokens per token; the projection holds q, then the keys of each, then the values of each.
         apart: q, k and v come apart, not side by side.
         repeats: value heads that share a projected head of k, v and decay; then there are as many query heads as value
             heads (grouped heads, each with a state of its own).
         taps: width of the short convolution over the projected channels, 0 for none.
         q_activation, k_activation, v_activation: behind the convolution; elu is elu(x) + 1.
+        features: map of each head's queries and keys behind that, to K features: an activation; dpfp of K / 8 channels
+            (Schlag et al. 2021, nu = 4); product, of the halves of 2 K; hedgehog, the softmax of (2x, -2x) of K / 2.
+        q_norm, k_norm: what each head's vector is divided by, behind the map: l2, sqrt(sum of squares + 1e-6); sum, the
+            sum of absolute values, at least 1e-6; simplex, sum + 1e-4; rms, the root of the mean of squares + `qk_eps`,
+            and then multiplied with a learned gain.
         rotary: leading channels of q and k that are turned by their position; `interleaved`: neighbours are a pair,
             else the two halves.
-        unit: q and k are divided by sqrt(sum of squares + 1e-6).
         scale: factor on q.
         decay_kind: how the log decay g comes from its projection x:
             given: g = x; softplus: rate dt, dt = softplus(x + bias) within `shortest` and `longest`, rate = -exp(A_log)
@@ -41,9 +48,9 @@ class FusedSpec:
             learned u (RWKV-6).
         beta: "none" where it is given, "sigmoid" where it is projected; times `beta_factor`.
         normalize: y is divided by Z . q + this, Z the sum of the keys; None for not at all.
-        norm: RMS norm of each head's output, with `eps`, or of `joint_groups` equal parts of all heads together; then a
-            dispatch of its own. gate: activation of what the output is multiplied with after that, or before it where
-            `gate_first` (of joint norms only).
+        norm: RMS norm of each head's output, or a layer norm where `centered`, with `eps`; or of `joint_groups` equal
+            parts of all heads together, then a dispatch of its own. gate: activation of what the output is multiplied
+            with after that, or before it where `gate_first` (of joint norms only).
     """
 
     heads: int
@@ -60,9 +67,12 @@ class FusedSpec:
     q_activation: Activation = "none"
     k_activation: Activation = "none"
     v_activation: Activation = "none"
+    features: Features = "none"
+    q_norm: VectorNorm = "none"
+    k_norm: VectorNorm = "none"
+    qk_eps: float = 0.0
     rotary: int = 0
     interleaved: bool = False
-    unit: bool = False
     scale: float = 1.0
     decay_kind: Literal["given", "softplus", "sigmoid", "logsigmoid", "exponential", "forget"] = "given"
     decay_constant: float = 1.0
@@ -76,6 +86,7 @@ class FusedSpec:
     beta_factor: float = 1.0
     normalize: float | None = None
     norm: bool = False
+    centered: bool = False
     joint_groups: int = 0
     eps: float = 0.0
     gate: Activation = "none"
@@ -89,10 +100,26 @@ class FusedSpec:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
+    def head_dim(self) -> int:
+        """Projected channels of a head of queries or keys, before the feature map."""
+        K = self.key_dim
+        return {"dpfp": K // 8, "product": 2 * K, "hedgehog": K // 2}.get(self.features, K)
+
+    @property
+    def keys(self) -> int:
+        """Projected channels of all keys of a token, of the decay where that makes them."""
+        return self.substeps * self.heads * self.head_dim // self.repeats
+
+    @property
     def width(self) -> int:
-        """Projected channels: q, keys, values."""
-        n, queries = self.substeps, self.heads * self.key_dim
-        return queries + n * (queries + self.value_heads * self.value_dim) // self.repeats
+        """Channels of the convolution: q, keys, values; where the decay makes the keys its own, behind the values."""
+        values = self.substeps * self.value_heads * self.value_dim // self.repeats
+        return self.heads * self.head_dim + self.keys + values
+
+    @property
+    def convolves_decay(self) -> bool:
+        """Whether the decay's projection has channels of the convolution."""
+        return self.taps > 0 and self.decay_kind == "forget"
 
     @property
     def decay_heads(self) -> int:
@@ -105,6 +132,8 @@ class FusedSpec:
         other = (
             self.apart or self.repeats > 1 or self.rotary or self.normalize is not None or self.decay_kind == "forget"
         )
+        normed = {self.q_norm, self.k_norm} - {"none", "l2"}
+        other = other or self.features != "none" or bool(normed)
         return not (other or self.scales_values or self.skip or self.bonus or self.reader or self.write == "low_rank")
 
 
@@ -113,11 +142,12 @@ class Projected:
     """What a mixer reads: projections of T tokens, parameters, state.
 
     Attributes:
-        qkv: [B, T, width], or q, k and v apart (then without convolution), heads side by side in the last axis. Keys
-            that the decay makes are missing: q and v alone.
+        qkv: [B, T, width], or q, k and v apart (then without convolution), heads side by side in the last axis; without
+            the keys where the decay makes them.
         S: float32 [B, HV, V, K]. Z: float32 [B, HV, K] of a normalised recurrence.
         memory: the convolution's last taps - 1 raw inputs [B, taps - 1, width].
         weight, bias: of the convolution, [taps, width] and [width].
+        q_gain, k_gain: [K] of rms vectors.
         decay: [B, T, HV] or [B, T, HV K], HV without repeats unless it is given; rate [HV] and decay_bias [HV] or
             [HV, K] belong to it.
         cos, sin: float32 [B, T, rotary / 2].
@@ -127,7 +157,7 @@ class Projected:
         beta: [B, T, n HV].
         a, b: [B, T, H K] of the low-rank write.
         gate: [B, T, HV V].
-        norm: [V], or [HV V] of a joint one.
+        norm, norm_bias: gain and, of a layer norm, bias, [V] for all heads or [HV V]; None for one and zero.
         lengths: real tokens of each row [B], None where all are.
     """
 
@@ -137,6 +167,8 @@ class Projected:
     memory: mx.array | None = None
     weight: mx.array | None = None
     bias: mx.array | None = None
+    q_gain: mx.array | None = None
+    k_gain: mx.array | None = None
     decay: mx.array | None = None
     rate: mx.array | None = None
     decay_bias: mx.array | None = None
@@ -150,6 +182,7 @@ class Projected:
     b: mx.array | None = None
     gate: mx.array | None = None
     norm: mx.array | None = None
+    norm_bias: mx.array | None = None
     lengths: mx.array | None = None
 
     @property
@@ -219,7 +252,7 @@ def parts(spec: FusedSpec, batch: int) -> int:
 
 def finishes(spec: FusedSpec, batch: int) -> bool:
     """Whether decode norms and gates its outputs; else that is a dispatch of its own."""
-    return parts(spec, batch) == 1 and not spec.joint_groups
+    return not spec.norm or (parts(spec, batch) == 1 and not spec.joint_groups)
 
 
 @cache

@@ -14,10 +14,11 @@ from typing import Any
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal import decode as kernel
 from mlxlin.metal.layers import gated_norm
-from mlxlin.metal.mixer import Activation, FusedSpec, Mixed, Projected, finishes, longest, parts
+from mlxlin.metal.mixer import FusedSpec, Mixed, Projected, finishes, longest, parts
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import supports
 
+from .features import activated, mapped, normed
 from .probe import TOLERANCE, float64, relative_error, trusted_by_key
 from .read_first import run_read_first
 from .run import run
@@ -81,7 +82,7 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
 
 def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     """Norm and gate in a dispatch of their own."""
-    if not spec.norm or x.norm is None:
+    if not spec.norm:
         return finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
     B, T, HV, V = y.shape
     groups = spec.joint_groups or HV
@@ -90,11 +91,21 @@ def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
         x.gate,
         x.norm,
         spec.eps,
+        bias=x.norm_bias,
+        centered=spec.centered,
         activation=spec.gate,
         groups=groups,
         gate_first=spec.gate_first,
     )
-    return z.reshape(y.shape)
+    z = z.reshape(y.shape)
+    return z if x.norm_bias is None else _without_padding(x, z)
+
+
+def _without_padding(x: Projected, y: mx.array) -> mx.array:
+    """y [B, T, HV, V], zero past the last real token."""
+    if x.lengths is None:
+        return y
+    return mx.where((mx.arange(y.shape[1]) < x.lengths[:, None])[:, :, None, None], y, mx.zeros((), y.dtype))
 
 
 def complaint(spec: FusedSpec, x: Projected) -> str:
@@ -117,7 +128,7 @@ def in_float32(x: Projected) -> Projected:
 
 
 def mix(spec: FusedSpec, x: Projected) -> Mixed:
-    """Convolution, activations, unit norm, gates, recurrence, norm and output gate, computed in float32.
+    """Convolution, features, norms, gates, recurrence, norm and output gate, computed in float32.
 
     Returns:
         y [B, T, HV, V] in the dtype of the projections, the states, and the convolution's memory.
@@ -132,43 +143,41 @@ def mix(spec: FusedSpec, x: Projected) -> Mixed:
     y, after = run(rule_of(spec), q, k, written, state=x.S if x.Z is None else (x.S, x.Z), **gates)
     S, Z = after if isinstance(after, tuple) else (after, None)
     if x.skip is not None:
-        real = True if x.lengths is None else (mx.arange(y.shape[1]) < x.lengths[:, None])[:, :, None, None]
-        y = mx.where(real, y + x.skip * v, 0)
+        y = _without_padding(x, y + x.skip * v)
     return Mixed(finish(spec, x, y).astype(x.first.dtype), S, Z, memory)
 
 
 def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.array | None]:
     """What `run` takes, by name and in float32, and the convolution's memory; v as it is before a time step."""
-    q, k, v, memory = _streams(spec, x)
+    x, memory = _behind_convolution(spec, x)
+    q, k, v = _streams(spec, x)
     B, T = q.shape[:2]
     n = spec.substeps
     g = log_decay(spec, x)
+    q = mapped(spec.features, q.reshape(B, T, -1, spec.head_dim))
     if spec.decay_kind == "forget":
         assert g is not None
-        k = -mx.expm1(g).flatten(2)
-    q, k = (z.reshape(B, z.shape[1] * n_, -1, spec.key_dim) for z, n_ in ((q, 1), (k, n)))
+        k = -mx.expm1(g)
+    else:
+        k = mapped(spec.features, k.reshape(B, T * n, -1, spec.head_dim))
+    if not spec.reader:
+        q, k = normed(spec.q_norm, q, x.q_gain, spec.qk_eps), normed(spec.k_norm, k, x.k_gain, spec.qk_eps)
     if x.cos is not None and x.sin is not None:
         q, k = (turned(z, x.cos, x.sin, spec.interleaved) for z in (q, k))
     reader = {}
     if x.reader is not None:
         p = k * x.reader[0, :, None]
-        q, reader["a"] = q - p * x.reader[1, :, None], _unit(p)
-    if spec.unit:
-        q, k = _unit(q), _unit(k)
+        q, k, reader["a"] = (normed("l2", z) for z in (q - p * x.reader[1, :, None], k, p))
     v = v.reshape(B, T * n, -1, spec.value_dim)
     given = reader | {"q": q * spec.scale, "k": _repeated(spec, k), "v": _repeated(spec, v)}
     if g is not None:
         given["g"] = g if spec.decay_heads == spec.value_heads else _repeated(spec, g)
     if x.beta is not None:
-        beta = _activated(spec.beta, x.beta.astype(mx.float32)) * spec.beta_factor
+        beta = activated(spec.beta, x.beta.astype(mx.float32)) * spec.beta_factor
         given["beta"] = beta.reshape(B, T * n, spec.value_heads)
     if x.a is not None and x.b is not None:
         given |= {name: z.reshape(B, T, spec.heads, -1).astype(mx.float32) for name, z in (("a", x.a), ("b", x.b))}
     return given, memory
-
-
-def _unit(z: mx.array) -> mx.array:
-    return z * mx.rsqrt((z * z).sum(axis=-1, keepdims=True) + 1e-6)
 
 
 def _repeated(spec: FusedSpec, z: mx.array) -> mx.array:
@@ -189,16 +198,19 @@ def turned(x: mx.array, cos: mx.array, sin: mx.array, interleaved: bool) -> mx.a
 
 def finish(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     """The norm over each head of y [B, T, HV, V], or over groups of all channels, and the output gate."""
-    gate = None if x.gate is None else _activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
+    gate = None if x.gate is None else activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
     if gate is not None and spec.gate_first:
         y = y * gate
     if spec.norm:
         groups = spec.joint_groups or spec.value_heads
-        z = mx.fast.rms_norm(y.reshape(*y.shape[:2], groups, -1), None, spec.eps)
-        weight = None if x.norm is None else x.norm.astype(y.dtype)
+        z = y.reshape(*y.shape[:2], groups, -1)
+        z = mx.fast.layer_norm(z, None, None, spec.eps) if spec.centered else mx.fast.rms_norm(z, None, spec.eps)
+        gain, bias = (
+            None if w is None else w.astype(y.dtype).reshape(-1, spec.value_dim) for w in (x.norm, x.norm_bias)
+        )
         y = z.reshape(y.shape)
-        if weight is not None:
-            y = y * (weight.reshape(y.shape[2:]) if spec.joint_groups else weight)
+        y = y if gain is None else y * gain
+        y = y if bias is None else _without_padding(x, y + bias)
     return y if gate is None or spec.gate_first else y * gate
 
 
@@ -231,42 +243,38 @@ def time_step(spec: FusedSpec, x: Projected) -> mx.array:
     return mx.clip(dt, spec.shortest, spec.longest)
 
 
-def _streams(spec: FusedSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-    """q, k and v [B, T, heads and sub-tokens and channels] in float32 behind the convolution, and its new memory."""
-    memory = None
+def _streams(spec: FusedSpec, x: Projected) -> tuple[mx.array, mx.array, mx.array]:
+    """q, k and v [B, T, heads and sub-tokens and channels] in float32; k is empty where the decay makes it."""
     if isinstance(x.qkv, tuple):
-        q, k, v = (x.qkv[i].astype(mx.float32) for i in (0, min(1, len(x.qkv) - 2), -1))
+        q, k, v = (z.astype(mx.float32) for z in x.qkv)
     else:
-        qkv, memory = (x.qkv, None) if x.weight is None else convolve(x)
-        queries = spec.heads * spec.key_dim
-        keys = queries * spec.substeps // spec.repeats
-        q, k, v = mx.split(qkv.astype(mx.float32), [queries, queries + keys], axis=-1)
-    return (
-        _activated(spec.q_activation, q),
-        _activated(spec.k_activation, k),
-        _activated(spec.v_activation, v),
-        memory,
-    )
+        queries, keys = spec.heads * spec.head_dim, 0 if spec.decay_kind == "forget" else spec.keys
+        q, k, v = mx.split(x.qkv.astype(mx.float32), [queries, queries + keys], axis=-1)
+    return activated(spec.q_activation, q), activated(spec.k_activation, k), activated(spec.v_activation, v)
 
 
-def convolve(x: Projected) -> tuple[mx.array, mx.array]:
+def _behind_convolution(spec: FusedSpec, x: Projected) -> tuple[Projected, mx.array | None]:
+    """The projections behind the convolution, and what that remembers."""
+    if x.weight is None:
+        return x, None
+    assert isinstance(x.qkv, mx.array)
+    if not spec.convolves_decay:
+        y, memory = convolve(x, x.qkv)
+        return replace(x, qkv=y), memory
+    assert x.decay is not None
+    y, memory = convolve(x, mx.concatenate([x.qkv, x.decay], axis=-1))
+    qkv, decay = mx.split(y, [x.qkv.shape[-1]], axis=-1)
+    return replace(x, qkv=qkv, decay=decay), memory
+
+
+def convolve(x: Projected, inputs: mx.array) -> tuple[mx.array, mx.array]:
     """The causal depthwise convolution in float32, and its last raw inputs as they came."""
-    assert isinstance(x.qkv, mx.array) and x.weight is not None and x.memory is not None
-    (taps, _), T = x.weight.shape, x.qkv.shape[1]
-    window = mx.concatenate([x.memory, x.qkv], axis=1)
+    assert x.weight is not None and x.memory is not None
+    (taps, _), T = x.weight.shape, inputs.shape[1]
+    window = mx.concatenate([x.memory, inputs], axis=1)
     y = mx.zeros(()) if x.bias is None else x.bias.astype(mx.float32)
     for j in range(taps):
         y = y + window[:, j : j + T].astype(mx.float32) * x.weight[j].astype(mx.float32)
-    last = mx.full((x.qkv.shape[0],), T) if x.lengths is None else x.lengths
+    last = mx.full((inputs.shape[0],), T) if x.lengths is None else x.lengths
     kept = last[:, None] + mx.arange(taps - 1)
     return y, mx.take_along_axis(window, kept[:, :, None], axis=1)
-
-
-def _activated(kind: Activation, x: mx.array) -> mx.array:
-    if kind == "none":
-        return x
-    if kind == "relu":
-        return mx.maximum(x, 0)
-    if kind == "elu":
-        return mx.where(x > 0, x + 1, mx.exp(mx.minimum(x, 0)))
-    return x * mx.sigmoid(x) if kind == "silu" else mx.sigmoid(x)

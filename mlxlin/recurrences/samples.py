@@ -73,15 +73,17 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     def normal(*shape: int, kind: mx.Dtype = dtype) -> mx.array:
         return mx.array(rng.normal(size=shape).astype(np.float32)).astype(kind)
 
-    given: dict[str, Any] = {"qkv": normal(batch, tokens, spec.width), "S": normal(batch, HV, V, K, kind=mx.float32)}
-    queries, projected = K * spec.heads, HV // spec.repeats
-    if spec.apart:
-        keys = [] if spec.decay_kind == "forget" else [spec.substeps * queries // spec.repeats]
-        widths = [queries, *keys, spec.substeps * projected * V]
-        given["qkv"] = tuple(normal(batch, tokens, width) for width in widths)
-    if spec.normalize is not None:  # sums of keys that are not negative
-        q, k, v = (normal(batch, tokens, n) for n in (queries, queries // spec.repeats, projected * V))
-        given |= {"qkv": (mx.abs(q), mx.abs(k), v), "Z": mx.abs(normal(batch, HV, K, kind=mx.float32))}
+    given: dict[str, Any] = {"S": normal(batch, HV, V, K, kind=mx.float32)}
+    projected, keys = HV // spec.repeats, 0 if spec.decay_kind == "forget" else spec.keys
+    q, k, v = (normal(batch, tokens, n) for n in (spec.heads * spec.head_dim, keys, spec.substeps * projected * V))
+    if spec.normalize is not None or "simplex" in (spec.q_norm, spec.k_norm):  # sums of what is not negative
+        q, k = mx.abs(q), mx.abs(k)
+    given["qkv"] = (q, k, v) if spec.apart else mx.concatenate([q, k, v], axis=-1)
+    if spec.normalize is not None:
+        given["Z"] = mx.abs(normal(batch, HV, K, kind=mx.float32))
+    for name, kind in (("q_gain", spec.q_norm), ("k_gain", spec.k_norm)):
+        if kind == "rms":
+            given[name] = normal(K)
     if spec.rotary:
         angles = normal(batch, tokens, spec.rotary // 2, kind=mx.float32)
         given |= {"cos": mx.cos(angles), "sin": mx.sin(angles)}
@@ -114,7 +116,8 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     if spec.write == "delta":
         given["beta"] = normal(batch, tokens, spec.substeps * HV)
     if spec.norm:
-        given["norm"] = normal(HV * V if spec.joint_groups else V)
+        names = ("norm", "norm_bias") if spec.centered else ("norm",)
+        given |= {name: normal(HV * V if spec.joint_groups else V) for name in names}
     if spec.gate != "none":
         given["gate"] = normal(batch, tokens, HV * V)
     if tokens > 1:

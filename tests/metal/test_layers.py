@@ -57,6 +57,27 @@ def test_gated_norm_over_groups_that_cross_heads(gated: bool, gate_first: bool, 
     assert error(found, expected if gate_first else expected * act) < TOLERANCE[mx.bfloat16]
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_gated_layer_norm(affine: bool, gate_first: bool) -> None:
+    y, gate = normal(2, 2, 192) + 7, normal(2, 2, 192, seed=1)
+    weight, shift = (normal(64, seed=2), normal(192, seed=3)) if affine else (None, None)
+    found = gated_norm(
+        y, gate, weight, 1e-5, bias=shift, centered=True, activation="sigmoid", groups=3, gate_first=gate_first
+    )
+    act = 1 / (1 + np.exp(-float64(gate)))
+    x = (float64(y) * act if gate_first else float64(y)).reshape(2, 2, 3, 64)
+    x = rms_norm(x - x.mean(axis=-1, keepdims=True), np.ones(64) if weight is None else float64(weight), 1e-5)
+    expected = x.reshape(2, 2, 192) + (0 if shift is None else float64(shift))
+    assert error(found, expected if gate_first else expected * act) < TOLERANCE[mx.float32]
+
+
+def test_gated_norm_without_a_gain() -> None:
+    y = normal(2, 2, 192)
+    expected = rms_norm(float64(y).reshape(2, 2, 3, 64), np.ones(64), 1e-5).reshape(2, 2, 192)
+    assert error(gated_norm(y, None, None, 1e-5, groups=3), expected) < TOLERANCE[mx.float32]
+
+
 def routed(
     logits: Float64, top: int, score: str, correction: Float64, groups: int, kept: int
 ) -> tuple[Float64, Float64]:

@@ -1,4 +1,4 @@
-"""Recurrent mixers of every kind decode by the kernel as they do by operations, and say what is left outside it."""
+"""Recurrent mixers of every kind decode by the kernels as they do by operations."""
 
 from __future__ import annotations
 
@@ -42,32 +42,38 @@ def retention(**changes: Any) -> LinearSpec:
 
 @dataclass(frozen=True)
 class Expected:
-    """A mixer, its dispatches beside `decode`, and what is left to operations."""
+    """A mixer, and its dispatches beside `decode`."""
 
     spec: LinearSpec
     after: tuple[str, ...] = ("gated_norm",)  # few heads are split over threadgroups, so the norm is apart
-    outside: tuple[str, ...] = ()
 
 
-KEYS, ENDING = ("queries and keys",), ("norm and gate",)
 FORGET = DecaySpec("forget", vector=True, bounds=3, layer=2)
 STEPS = DecaySpec("softplus", scales_values=True, shortest=0.01, longest=0.5)
 MAMBA = OutputSpec(NORM, "silu", joint=True, groups=2, gate_first=True)
 MIXERS = {
     "linear": Expected(PLAIN),
     "linear, elu and normaliser": Expected(replace(PLAIN, features="elu", normalize=True)),
-    "linear, learned map": Expected(replace(PLAIN, features="hedgehog", normalize=True), outside=KEYS),
-    "linear, simplex": Expected(replace(PLAIN, features="relu", simplex_q=True, simplex_k=True), outside=KEYS),
+    "linear, hedgehog": Expected(
+        replace(PLAIN, heads=4, kv_heads=2, features="hedgehog", normalize=True, simplex_q=True, simplex_k=True)
+    ),
+    "linear, t2r": Expected(replace(PLAIN, features="t2r", tied_features=True, output=OutputSpec(None)), ()),
+    "linear, product": Expected(replace(PLAIN, features="hadamard")),
+    "linear, dpfp": Expected(
+        replace(PLAIN, key_dim=16, features="dpfp", simplex_k=True, output=OutputSpec(NormSpec(1e-6, affine=False)))
+    ),
+    "linear, simplex": Expected(replace(PLAIN, features="relu", simplex_q=True)),
     "retention": Expected(retention()),
     "retention, grouped heads": Expected(retention(kv_heads=2)),
-    "retention, layer norm": Expected(
-        replace(retention(), output=OutputSpec(NormSpec(1e-5, "layer"), "silu")), (), outside=ENDING
+    "retention, layer norm": Expected(replace(retention(), output=OutputSpec(NormSpec(1e-5, "layer"), "silu"))),
+    "retention, layer norm of every head": Expected(
+        replace(retention(), heads=16, value_heads=16, output=OutputSpec(NormSpec(1e-5, "layer"), "silu")), ()
     ),
     "lightning": Expected(
         replace(PLAIN, rule="decay", features="silu", v_activation="silu", decay=DecaySpec("geometric"), output=JOINT)
     ),
     "lightning, normed and rotated": Expected(
-        replace(retention(), qk_norm="rms", decay=DecaySpec("alibi"), output=JOINT), outside=KEYS
+        replace(retention(), qk_norm="rms", qk_eps=1e-5, decay=DecaySpec("alibi"), output=JOINT)
     ),
     "gla, grouped heads": Expected(
         replace(
@@ -78,15 +84,29 @@ MIXERS = {
             decay=DecaySpec("logsigmoid", vector=True, rank=8, divisor=16.0),
             output=OutputSpec(NormSpec(1e-6, affine=False), "silu"),
         ),
-        (),
+    ),
+    "gla, grouped heads behind a convolution": Expected(
+        replace(
+            PLAIN,
+            rule="gated",
+            heads=4,
+            kv_heads=2,
+            conv=4,
+            qk_activation="silu",
+            v_activation="silu",
+            features="relu",
+            decay=DecaySpec("logsigmoid", vector=True, rank=8, divisor=16.0, floor=-0.05),
+            output=GATED,
+        ),
     ),
     "hgrn2": Expected(replace(PLAIN, rule="gated", value_heads=2, features="silu_q", decay=FORGET, output=JOINT)),
     "hgrn2, convolution": Expected(
-        replace(PLAIN, rule="gated", value_heads=2, conv=4, decay=FORGET, output=OutputSpec(NORM)), outside=KEYS
+        replace(PLAIN, rule="gated", value_heads=2, conv=4, features="silu_q", decay=FORGET, output=OutputSpec(NORM))
     ),
-    "delta, fixed beta": Expected(
-        replace(PLAIN, rule="delta", qk_norm="sum", beta=0.5, beta_projection=False), outside=KEYS
+    "hgrn2, convolution without bounds": Expected(
+        replace(PLAIN, rule="gated", value_heads=2, conv=3, decay=DecaySpec("forget", vector=True), output=JOINT)
     ),
+    "delta, fixed beta": Expected(replace(PLAIN, rule="delta", qk_norm="sum", beta=0.5, beta_projection=False)),
     "comba": Expected(
         replace(
             PLAIN,
@@ -142,8 +162,6 @@ def test_a_mixer_decodes_by_kernels_as_by_operations(name: str, monkeypatch: pyt
     found: list[Any] = []
     launches = launches_of(lambda: found.extend(built(x[:, 5:], state, step)))
     assert [launch.name for launch in launches] == ["decode", *expected.after]
-    fused = fusion(expected.spec)
-    assert fused is not None and fused.outside == expected.outside
     real = mx.array([[1.0, 1.0], [1.0, 0.0]])[..., None]
     pairs = [(found[0] * real, y * real), *((found[1][part], plain[part]) for part in plain)]
     assert set(found[1]) == set(plain)
@@ -156,7 +174,7 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
     """The sample has the inputs of the mixer: a kernel is compiled for which inputs there are."""
     fused = fusion(MIXERS[name].spec)
     assert fused is not None
-    assert recurrences.mixer.complaint(fused.spec, recurrences.samples.sample_mixer(fused.spec, 2, 2, mx.float32)) == ""
+    assert recurrences.mixer.complaint(fused, recurrences.samples.sample_mixer(fused, 2, 2, mx.float32)) == ""
 
 
 @pytest.mark.parametrize(
@@ -165,10 +183,11 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
         (MIXERS["linear"].spec, "two kernels, the second for the norm"),  # few heads
         (replace(PLAIN, value_heads=16), "one kernel"),
         (MIXERS["mamba2"].spec, "two kernels, the second for the norm"),
-        (MIXERS["hgrn2, convolution"].spec, "two kernels, the second for the norm; operations for queries and keys"),
-        (MIXERS["retention, layer norm"].spec, "one kernel; operations for norm and gate"),
+        (MIXERS["hgrn2, convolution"].spec, "two kernels, the second for the norm"),
+        (MIXERS["linear, t2r"].spec, "one kernel; matrix products for the feature map"),
+        (replace(retention(), qk_norm="sum"), "operations, a kernel for the recurrence where there is one"),  # no order
         (replace(PLAIN, key_dim=16), "operations, a kernel for the recurrence where there is one"),
-        (Rwkv6Spec(16, 32, 64, 8, 8, 1e-5), "one kernel; operations for norm and gate"),
+        (Rwkv6Spec(16, 32, 64, 8, 8, 1e-5), "one kernel"),
         (Rwkv7Spec(2, 64, 8, 8, 8, 8, 1e-5, 1e-6), "one kernel"),
         (AttentionSpec(2, 2, 64, 0.125), "attention of MLX"),
     ],

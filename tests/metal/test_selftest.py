@@ -27,7 +27,9 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(selftest, "on_metal", lambda: True)
     monkeypatch.setattr(selftest, "SIZES", SMALL[:1])
     monkeypatch.setattr(selftest, "RULES", {name: RULES[name] for name in ("gated_delta", "gated")})
-    spec = FusedSpec(1, 2, 32, 64, "delta", "head", taps=4, unit=True, beta="sigmoid", norm=True, eps=1e-6, gate="silu")
+    spec = FusedSpec(
+        1, 2, 32, 64, "delta", "head", taps=4, k_norm="l2", beta="sigmoid", norm=True, eps=1e-6, gate="silu"
+    )
     monkeypatch.setattr(selftest, "MIXERS", {"small": spec})
     rows = list(selftest.rows())
     assert selftest.note() == ""

@@ -8,23 +8,18 @@ from typing import Any
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.metal.mixer import Projected
+from mlxlin.metal.mixer import FusedSpec, Projected
 from mlxlin.models.activations import sigmoid, silu
 from mlxlin.models.blocks import Linear, Matrix, Projections
 from mlxlin.models.mixers.convolution import short_convolution
-from mlxlin.models.mixers.features import (
-    feature_dim,
-    feature_maps,
-    feature_parameters,
-    simplex,
-    unit_sum,
-)
-from mlxlin.models.mixers.fused import Fusion, fusion
+from mlxlin.models.mixers.features import feature_dim, feature_maps, feature_parameters, feature_products
+from mlxlin.models.mixers.fused import fusion
 from mlxlin.models.mixers.gates import Decay, decay_parameters
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.norms import Norm, UnitVectors
 from mlxlin.models.params import Parameter, Params, Table, under
 from mlxlin.models.spec import FIXED_DECAYS, LinearSpec, NormSpec
+from mlxlin.recurrences.features import normed
 from mlxlin.state import LayerState
 
 
@@ -122,7 +117,8 @@ class LinearMixer:
         self._project = Projections(params, _inputs(spec))
         self._conv = params.take("conv.weight") if spec.conv else None
         self._conv_bias = params.take("conv.bias") if spec.conv_bias else None
-        self._map_q, self._map_k = feature_maps(spec, params)
+        self._products = feature_products(spec, params)
+        self._map_q, self._map_k = feature_maps(spec)
         self._decay = Decay(spec, params) if spec.decay is not None else None
         self._skip: mx.array | None = None
         if spec.skip != "none":
@@ -158,7 +154,7 @@ class LinearMixer:
         """x [B, T, D] -> y [B, T, D] and the state after the last real token of each row."""
         spec, old, fused = self._spec, recurrent(state), self._fusion
         projected = dict(zip(_inputs(spec), self._project(x), strict=True))
-        if fused is not None and recurrences.mixer.takes(fused.spec, x.shape[0], x.shape[1], x.dtype):
+        if fused is not None and recurrences.mixer.takes(fused, x.shape[0], x.shape[1], x.dtype):
             return self._by_kernels(fused, projected, old, step)
         ready = self._made_ready(projected, old, step)
         new, v = ready.new, ready.v
@@ -195,43 +191,39 @@ class LinearMixer:
         return _Ready(q, k, v, g, written, reader, new)
 
     def _by_kernels(
-        self, fused: Fusion, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step
+        self, fused: FusedSpec, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step
     ) -> tuple[mx.array, LayerState]:
-        """All that stands between the projections, as far as `fused` says in one kernel, or four for many tokens."""
-        gate, (batch, length, _) = projected.get("gate"), projected["qkv"].shape
-        given: dict[str, Any] = {"lengths": step.lengths, "Z": old.get("Z"), "skip": self._skip}
-        new: dict[str, mx.array] = {}
-        if fused.ready:
-            ready = self._made_ready(projected, old, step)
-            given["qkv"] = tuple(z.reshape(batch, length, -1) for z in (ready.q, ready.k, ready.v))
-            given["decay"] = None if ready.g is None else ready.g.reshape(batch, length, -1)
-            new = ready.new
-        else:
-            given |= self._unready(projected, old, step)
-        if self._spec.beta is not None:
-            ones = mx.broadcast_to(self._one, (batch, length, self._spec.value_heads * self._spec.steps))
-            given["beta"] = projected.get("beta", ones)
-        if fused.finished:
-            given["gate"] = gate if gate is None or self._gate_out is None else self._gate_out(gate)
-            given["norm"] = None if self._norm is None else self._norm.weight
-        mixed = recurrences.mixer.advance(fused.spec, Projected(S=old["S"], **given))
-        made = {"S": mixed.S, "Z": mixed.Z, "conv": mixed.memory}
-        new |= {name: array for name, array in made.items() if array is not None}
-        y = mixed.y if fused.finished else self._gated(mixed.y, gate)
-        return self._out(y.reshape(batch, length, -1)), new
-
-    def _unready(self, projected: Mapping[str, mx.array], old: Mapping[str, mx.array], step: Step) -> dict[str, Any]:
-        """What a kernel makes the arguments of the recurrence of, by the names of `Projected`."""
-        spec, qkv = self._spec, projected["qkv"]
-        given: dict[str, Any] = {"qkv": qkv, "memory": old.get("conv"), "weight": self._conv, "bias": self._conv_bias}
-        given["reader"] = self._reader
-        if _forgets(spec):
-            given["qkv"] = tuple(mx.split(qkv, [_widths(spec)[0]], axis=-1))
+        """All that stands between the projections in one kernel, or four for many tokens."""
+        spec, qkv, gate = self._spec, projected["qkv"], projected.get("gate")
+        batch, length, _ = qkv.shape
+        given: dict[str, Any] = {"lengths": step.lengths, "Z": old.get("Z"), "skip": self._skip, "reader": self._reader}
+        given |= {"memory": old.get("conv"), "weight": self._conv, "bias": self._conv_bias}
+        given["qkv"] = qkv if self._products is None else self._multiplied(qkv)
+        if self._qk_norms:
+            given["q_gain"], given["k_gain"] = (norm.weight for norm in self._qk_norms)
         if self._decay is not None:
-            given |= self._decay.parts(projected.get("decay"), *qkv.shape[:2])
+            given |= self._decay.parts(projected.get("decay"), batch, length)
         if spec.rope is not None:
             given["cos"], given["sin"] = (angles.squeeze(1) for angles in step.rotate.turns(spec.rope))
-        return given
+        if spec.beta is not None:
+            ones = mx.broadcast_to(self._one, (batch, length, spec.value_heads * spec.steps))
+            given["beta"] = projected.get("beta", ones)
+        given["gate"] = gate if gate is None or self._gate_out is None else self._gate_out(gate)
+        if self._norm is not None:
+            given["norm"], given["norm_bias"] = self._norm.weight, self._norm.bias
+        mixed = recurrences.mixer.advance(fused, Projected(S=old["S"], **given))
+        made = {"S": mixed.S, "Z": mixed.Z, "conv": mixed.memory}
+        new = {name: array for name, array in made.items() if array is not None}
+        return self._out(mixed.y.reshape(batch, length, -1)), new
+
+    def _multiplied(self, qkv: mx.array) -> tuple[mx.array, ...]:
+        """q, k and v, the first two behind the product of their feature map."""
+        assert self._products is not None
+        (batch, length, _), (q_width, k_width, _) = qkv.shape, _widths(self._spec)
+        q, k, v = mx.split(qkv, [q_width, q_width + k_width], axis=-1)
+        heads = (z.reshape(batch, length, -1, self._spec.key_dim) for z in (q, k))
+        q, k = (product(z).reshape(batch, length, -1) for product, z in zip(self._products, heads, strict=True))
+        return q, k, v
 
     def _queries_keys_values(self, qkv: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """qkv [B, T, C] -> q [B, T, H, K], k [B, T n, H, K], v [B, T n, HV, V] and what reads, if that is not k."""
@@ -248,8 +240,9 @@ class LinearMixer:
         q = q.reshape(batch, length, spec.heads, spec.key_dim)
         k = k.reshape(batch, length * spec.steps, -1, spec.key_dim)
         v = v.reshape(batch, length * spec.steps, -1, spec.value_dim)
-        if self._map_q is not None and self._map_k is not None:
-            q, k = self._map_q(q), self._map_k(k)
+        if self._products is not None:
+            q, k = (product(z) for product, z in zip(self._products, (q, k), strict=True))
+        q, k = self._map_q(q), self._map_k(k)
         if self._qk_norms:
             q, k = (norm(x) for norm, x in zip(self._qk_norms, (q, k), strict=True))
         if spec.rope is not None:
@@ -269,11 +262,11 @@ class LinearMixer:
         if spec.qk_norm == "l2":
             return self._unit_q(q), self._unit_k(k)
         if spec.qk_norm == "sum":
-            q, k = unit_sum(q), unit_sum(k)
+            q, k = normed("sum", q), normed("sum", k)
         if spec.simplex_q:
-            q = simplex(q)
+            q = normed("simplex", q)
         if spec.simplex_k:
-            k = simplex(k)
+            k = normed("simplex", k)
         return q if spec.scale == 1.0 else q * spec.scale, k
 
     def _log_decay(self, projected: mx.array | None, v: mx.array) -> tuple[mx.array | None, mx.array]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from mlxlin import recurrences
 from mlxlin.backend import mx, one_dispatch
 from mlxlin.metal.mixer import Projected
-from mlxlin.models.activations import silu
 from mlxlin.models.blocks import Linear, Matrix
 from mlxlin.models.mixers.fused import time_mixing
 from mlxlin.models.mixers.rwkv7 import shifted, token_shift
@@ -72,12 +71,18 @@ class Rwkv6:
         mixed = dict(zip(_INPUTS, self._mixed(x, change), strict=True))
         r, k, v = (linear[name](mixed[name]) for name in ("r", "k", "v"))
         decay = linear["decay_out"](mx.tanh(linear["decay"](mixed["decay"])))
-        read = recurrences.mixer.advance(
-            time_mixing(self._spec),
-            Projected((r, k, v), old["S"], decay=decay, bonus=self._bonus, lengths=step.lengths),
+        given = Projected(
+            (r, k, v),
+            old["S"],
+            decay=decay,
+            bonus=self._bonus,
+            gate=linear["gate"](mixed["gate"]),
+            norm=self._gain,
+            norm_bias=self._bias,
+            lengths=step.lengths,
         )
-        y = mx.fast.layer_norm(read.y, None, None, self._spec.eps).reshape(*x.shape[:2], -1) * self._gain + self._bias
-        return linear["out"](y * silu(linear["gate"](mixed["gate"]))), {"S": read.S, "shift": shift}
+        read = recurrences.mixer.advance(time_mixing(self._spec), given)
+        return linear["out"](read.y.flatten(2)), {"S": read.S, "shift": shift}
 
     def _mixed(self, x: mx.array, change: mx.array) -> list[mx.array]:
         """The inputs of r, decay, k, v and gate: x_t + m (x_{t-1} - x_t), the m of each from a low-rank projection."""
