@@ -90,10 +90,7 @@ inline void write_state(thread State<NK, NC>& s, const thread TILES& tiles, Colu
   for (int i = 0; i < NK; ++i) {
     const float decay = tiles.state_decay(i, at);
 #pragma unroll
-    for (int c = 0; c < NC; ++c) {
-      const Matrix m = s.m[i][c];
-      s.m[i][c] = matrix_of(decayed(first(m), decay), decayed(second(m), decay));
-    }
+    for (int c = 0; c < NC; ++c) s.m[i][c] = decayed(s.m[i][c], decay);
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
       const Matrix k = tiles.writing(i, lower);

@@ -26,8 +26,10 @@ inline Matrix matrix_of(float first, float second) {
 inline Matrix zero() { return matrix_of(0.0f, 0.0f); }
 inline float first(Matrix m) { return m.thread_elements()[0]; }
 inline float second(Matrix m) { return m.thread_elements()[1]; }
+inline Matrix decayed(Matrix m, float by) { return matrix_of(decayed(first(m), by), decayed(second(m), by)); }
 inline Matrix scaled(Matrix m, float x) { return matrix_of(first(m) * x, second(m) * x); }
 
+inline Matrix plus(Matrix a, Matrix b) { return matrix_of(first(a) + first(b), second(a) + second(b)); }
 inline void multiply_add(thread Matrix& sum, Matrix a, Matrix b) { simdgroup_multiply_accumulate(sum, a, b, sum); }
 
 // Element (0, 0) is at p, element (i, j) at p[i ld + j], or at p[j ld + i] of a transposed matrix.

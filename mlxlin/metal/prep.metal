@@ -37,20 +37,20 @@ template <typename OUT> inline void store_solver(Triangle A, float rate, OUT out
   store(scaled(A.m[1], -1.0f), offset_by(out, 64));
 }
 
-// gram += tril(rows columns^T), 16 tokens each, SLAB channels; summed apart, for sums of sums are more exact
+// gram += tril(rows columns^T), 16 tokens each, SLAB channels. Every eight channels are summed apart, then the sums: an
+// error of the last bit in A is multiplied by the condition of I + A.
 inline void gram_slab(thread Triangle& gram, threadgroup float* rows, threadgroup float* columns) {
-  Triangle product = zero_triangle();
 #pragma unroll
   for (int d = 0; d < SLAB; d += 8) {
     const Matrix r0 = tile(rows + d, LD), r1 = tile(rows + 8 * LD + d, LD);
     const Matrix c0 = transposed_tile(columns + d, LD), c1 = transposed_tile(columns + 8 * LD + d, LD);
+    Triangle product = zero_triangle();
     multiply_add(product.m[0], r0, c0);
     multiply_add(product.m[1], r1, c0);
     multiply_add(product.m[2], r1, c1);
-  }
 #pragma unroll
-  for (int i = 0; i < 3; ++i)
-    gram.m[i] = matrix_of(first(gram.m[i]) + first(product.m[i]), second(gram.m[i]) + second(product.m[i]));
+    for (int i = 0; i < 3; ++i) gram.m[i] = plus(gram.m[i], product.m[i]);
+  }
 }
 
 // The decays of g over (j, t] for the kept elements j <= t; lane t < 16 brings g_t
@@ -76,17 +76,16 @@ inline Triangle segment_decays(float g, uint lane) {
   return decays;
 }
 
-inline Triangle decayed(Triangle x, Triangle decays) {
+inline Triangle decayed(Triangle x, Triangle by) {
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const Matrix m = x.m[i], d = decays.m[i];
-    x.m[i] = matrix_of(decayed(first(m), first(d)), decayed(second(m), second(d)));
-  }
+  for (int i = 0; i < 3; ++i)
+    x.m[i] = matrix_of(decayed(first(x.m[i]), first(by.m[i])), decayed(second(x.m[i]), second(by.m[i])));
   return x;
 }
 
 // No decay or one per head: the products K K^T and Q K^T serve all G = HV / H value heads of a key head.
-// G_out [.., 33]: the decays from the start of the chunk through token t, after token t to its end, and over all of it.
+// G_out [.., 33]: the decays from the start of the chunk through token t, after token t to its end, and over all of it,
+// each as decay_of gives it.
 template <int K, int G, int WRITE, int N, typename QP, typename KP, typename GP, typename BETA, typename LENGTHS,
           typename X_OUT>
 inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, View<LENGTHS> lengths, int T, int H,
@@ -127,7 +126,8 @@ inline void prep_head(View<QP> q_, View<KP> k_, View<GP> g_, View<BETA> beta_, V
       const float gs = simd_broadcast(g, ushort(s));
       if (lane < C ? s <= token : s > token) sum += gs;
     }
-    G_out[at * 33 + lane] = exp(sum);
-    if (lane == C - 1) G_out[at * 33 + 32] = decay_of(sum);
+    const float decay = decay_of(sum);
+    G_out[at * 33 + lane] = decay;
+    if (lane == C - 1) G_out[at * 33 + 32] = decay;
   }
 }

@@ -78,14 +78,14 @@ inline bool belongs(int t, int j, int h) { return t >= j && (t ^ j) >= h && (t ^
 inline void add_pairs(thread Triangle& sum, int block, int h, threadgroup float* rows, threadgroup float* columns,
                       Position at) {
   const int t = at.row + block_row(block), j = at.column + block_column(block);
-  Matrix product = zero();
+  const bool left = belongs(t, j, h), right = belongs(t, j + 1, h);
 #pragma unroll
   for (int d = 0; d < SLAB; d += 8) {
+    Matrix product = zero();
     multiply_add(product, tile(rows + block_row(block) * LD + d, LD),
                  transposed_tile(columns + block_column(block) * LD + d, LD));
+    sum.m[block] = plus(sum.m[block], matrix_of(left ? first(product) : 0.0f, right ? second(product) : 0.0f));
   }
-  sum.m[block] = matrix_of(first(sum.m[block]) + (belongs(t, j, h) ? first(product) : 0.0f),
-                        second(sum.m[block]) + (belongs(t, j + 1, h) ? second(product) : 0.0f));
 }
 
 template <int h, int WRITE>

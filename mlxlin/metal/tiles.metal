@@ -34,11 +34,11 @@ template <int NC> inline Columns<NC> difference(Columns<NC> x, Columns<NC> y) {
   }
   return x;
 }
-template <int NC> inline void scale_rows(thread Columns<NC>& x, float upper, float lower) {
+template <int NC> inline void decay_rows(thread Columns<NC>& x, float upper, float lower) {
 #pragma unroll
   for (int c = 0; c < NC; ++c) {
-    x.m[0][c] = scaled(x.m[0][c], upper);
-    x.m[1][c] = scaled(x.m[1][c], lower);
+    x.m[0][c] = decayed(x.m[0][c], upper);
+    x.m[1][c] = decayed(x.m[1][c], lower);
   }
 }
 
@@ -80,8 +80,8 @@ template <int K, int N, typename QP, typename KP> struct HeadTiles {
   Matrix querying(int i, int lower, Position at) const thread {
     return reads[lower] ? pair_of(query[lower], i * 8 + at.column) : zero();
   }
-  template <int NC> void decay_answers(thread Columns<NC>& x) const thread { scale_rows(x, before[0], before[1]); }
-  template <int NC> void decay_writes(thread Columns<NC>& x) const thread { scale_rows(x, after[0], after[1]); }
+  template <int NC> void decay_answers(thread Columns<NC>& x) const thread { decay_rows(x, before[0], before[1]); }
+  template <int NC> void decay_writes(thread Columns<NC>& x) const thread { decay_rows(x, after[0], after[1]); }
   float state_decay(int, Position) const thread { return total; }
 };
 

@@ -23,8 +23,8 @@ class Case:
     """One call of a recurrence.
 
     Attributes:
-        keys: "random"; "correlated", pairwise cosines of 0.9 to 0.999 with every fifth key zero.
-        gates: "mild"; "mixed", drawn from {0, -1e-4, -0.1, -5, -50, -inf}.
+        keys: "random"; "correlated", pairwise cosines of 0.9 to 0.999 with every fifth key zero; "alike", of 0.999.
+        gates: "mild"; "slow", all -1e-4; "mixed", drawn from {0, -1e-4, -0.1, -5, -50, -inf}.
         beta: None for values in (0, 2), or one value for all.
         strided: the inputs are slices and transposed views of larger arrays.
         lengths: real tokens of each row; padding is NaN.
@@ -77,7 +77,8 @@ class Case:
         arrays = {name: mx.array(x.astype(np.float32)).astype(self.dtype) for name, x in given.items()}
         decay = self.decay or rule.decays[-1]
         if decay != "none":
-            arrays["g"] = mx.array(_gates(rng, (B, T, HV, K) if decay == "channel" else (B, T, HV), self.gates))
+            channels = {"head": (), "channel": (K,), "value": (V,)}[decay]
+            arrays["g"] = mx.array(_gates(rng, (B, T, HV, *channels), self.gates))
         if self.lengths is not None:
             arrays = {name: _spoil_padding(x, self.lengths, T) for name, x in arrays.items()}
         if self.strided:
@@ -126,8 +127,8 @@ def without_padding(x: Inputs) -> Inputs:
 
 def _keys(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Float64:
     keys = rng.normal(size=shape)
-    if kind == "correlated":
-        spread = rng.choice([0.03, 0.1, 0.3], size=(*shape[:-1], 1))
+    if kind != "random":
+        spread = rng.choice([0.03, 0.1, 0.3] if kind == "correlated" else [0.03], size=(*shape[:-1], 1))
         keys = rng.normal(size=(shape[0], 1, shape[2], shape[3])) + spread * keys
     keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
     if kind == "correlated":
@@ -136,6 +137,8 @@ def _keys(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Float6
 
 
 def _gates(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> npt.NDArray[np.float32]:
+    if kind == "slow":
+        return np.full(shape, -1e-4, np.float32)
     g = rng.choice(GATES, size=shape) if kind == "mixed" else -np.exp(rng.normal(size=shape) - 2)
     return g.astype(np.float32)
 
