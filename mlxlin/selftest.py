@@ -184,7 +184,7 @@ def _recurrence_checks(paths: dict[str, tuple[Callable[[Inputs], kernels.Result]
     for name, (kernel, tokens) in paths.items():
         for rule in RULES.values():
             for decay in rule.decays:
-                if kernel is not _operations and not kernels.know(decay):
+                if kernel is kernels.chunk and decay not in kernels.CHUNKED:
                     continue
                 for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
                     yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)

@@ -2,7 +2,7 @@
 // K, V: head sizes. H, HV: key and value heads. Every input is seen as four-dimensional.
 #include <metal_simdgroup_matrix>
 
-enum Decay { NO_DECAY, HEAD_DECAY, CHANNEL_DECAY };
+enum Decay { NO_DECAY, HEAD_DECAY, CHANNEL_DECAY, VALUE_DECAY };
 enum Write { ADD, DELTA, READER_DELTA, LOW_RANK };
 
 // An input that was not given: it reads as zero (no decay, an empty state) and swallows writes.

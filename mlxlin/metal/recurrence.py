@@ -1,8 +1,8 @@
 """Launchers of the recurrence kernels: `scan`, token by token, and `chunk`, sixteen tokens at a time.
 
 Arguments as in `mlxlin.recurrences.run`, already checked: q, k, a, b [B, T, H, K]; v [B, T, HV, V]; beta [B, T, HV];
-g float32 [B, T, HV] or [B, T, HV, K]; S float32 [B, HV, V, K]; Z float32 [B, HV, K]; lengths [B]. T is at least 1.
-With n sub-tokens per token k, v and beta hold T n of them.
+g float32 [B, T, HV], [B, T, HV, K] or, for `scan`, [B, T, HV, V]; S float32 [B, HV, V, K]; Z float32 [B, HV, K];
+lengths [B]. T is at least 1. With n sub-tokens per token k, v and beta hold T n of them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Arguments:
     Z: mx.array | None = None
     lengths: mx.array | None = None
     dtype: mx.Dtype | None = None  # of y; v's if None
+    decays_values: bool = False  # whether g has value channels, not key channels
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -48,7 +49,9 @@ class Arguments:
     def decay(self) -> str:
         if self.g is None:
             return "NO_DECAY"
-        return "HEAD_DECAY" if self.g.ndim == 3 else "CHANNEL_DECAY"
+        if self.g.ndim == 3:
+            return "HEAD_DECAY"
+        return "VALUE_DECAY" if self.decays_values else "CHANNEL_DECAY"
 
     @property
     def write(self) -> str:

@@ -2,11 +2,14 @@
 //
 //   S_t = S_{t-1} (diag(exp(g_t)) + a_t b_t^T) + u_t k_t^T        y_t = S_t q_t
 //
+// or, with a decay per value channel, S_t = diag(exp(g_t)) S_{t-1} + u_t k_t^T.
+//
 // The rows of S are independent. L lanes share a row, K / L channels each in registers, so a dot product over K costs
 // log2(L) shuffles. A SIMD-group runs 32 / L groups of R rows; R > 1 uses each loaded vector for R rows.
 // k, v and beta hold N sub-tokens per token: the decay acts before the first, the query reads after the last.
-template <int DECAY, int M, int L, typename P> inline Part<M> decays(Row<P> g, int part) {
-  return DECAY == HEAD_DECAY ? filled<M>(decay_of(load(g, 0))) : decays_of(part_of<M, L>(g, part));
+template <int DECAY, int M, int L, typename P> inline Part<M> decays(Row<P> g, int part, int row_) {
+  if (DECAY == CHANNEL_DECAY) return decays_of(part_of<M, L>(g, part));
+  return filled<M>(decay_of(load(g, DECAY == VALUE_DECAY ? row_ : 0)));
 }
 
 template <int K, int L, int R, int DECAY, int WRITE, int N, bool NORMALIZE, typename QP, typename KP, typename VP,
@@ -45,9 +48,12 @@ inline void scan(View<QP> q_, View<KP> k_, View<VP> v_, View<GP> g_, View<BETA> 
           for (int r = 0; r < R; ++r) answer[r] = read<L>(s[r], aa);
         }
         if (DECAY != NO_DECAY && j == 0) {
-          const Part<M> w = decays<DECAY, M, L>(g, part);
+          Part<M> w = decays<DECAY, M, L>(g, part, v0);
 #pragma unroll
-          for (int r = 0; r < R; ++r) apply_decay(s[r], w);
+          for (int r = 0; r < R; ++r) {
+            if (DECAY == VALUE_DECAY && r > 0) w = decays<DECAY, M, L>(g, part, v0 + r * ROWS);
+            apply_decay(s[r], w);
+          }
         }
 #pragma unroll
         for (int r = 0; r < R; ++r) {

@@ -11,6 +11,7 @@ from .reference import NORMALIZER_EPS
 from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
+CHUNKED: tuple[DecayKind, ...] = ("none", "head", "channel")  # a decay of values comes apart into no products
 
 
 def scan(x: Inputs) -> Result:
@@ -19,13 +20,8 @@ def scan(x: Inputs) -> Result:
 
 
 def chunk(x: Inputs) -> Result:
-    """Sixteen tokens at a time, every rule without a normaliser."""
+    """Sixteen tokens at a time, every rule without a normaliser whose decay is `CHUNKED`."""
     return *recurrence.chunk(arguments(x)), None
-
-
-def know(decay: DecayKind) -> bool:
-    """Whether there are kernels for rules with such a decay."""
-    return decay != "value"
 
 
 def takes_scan(x: Inputs) -> bool:
@@ -37,7 +33,7 @@ def takes_chunk(x: Inputs) -> bool:
 
 
 def _fits(x: Inputs) -> bool:
-    return on_metal() and know(x.decay) and supports(x.q.shape[3], x.v.shape[3])
+    return on_metal() and supports(x.q.shape[3], x.v.shape[3])
 
 
 def arguments(x: Inputs) -> Arguments:
@@ -49,4 +45,5 @@ def arguments(x: Inputs) -> Arguments:
         q, k, a = (mx.repeat(z, x.value_heads // x.heads, axis=2) for z in (x.q, x.k, x.a))
         beta = x.beta[..., None].astype(mx.float32)
         return Arguments(q, k, x.v * beta, x.g, None, a, -beta * k, x.S, x.Z, x.lengths, x.v.dtype)
-    return Arguments(x.q, x.k, x.v, x.g, x.beta, x.a, x.b, x.S, x.Z, x.lengths)
+    values = x.decay == "value"
+    return Arguments(x.q, x.k, x.v, x.g, x.beta, x.a, x.b, x.S, x.Z, x.lengths, decays_values=values)

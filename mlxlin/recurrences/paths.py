@@ -11,7 +11,7 @@ from . import chunkwise, kernels, step
 from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
-DECAYS: tuple[DecayKind, ...] = ("none", "head", "channel")  # those of the kernels
+DECAYS: tuple[DecayKind, ...] = ("none", "head", "channel", "value")
 LARGE_STATE = 256 * 256
 
 
@@ -56,12 +56,11 @@ def _chunk_kernels(x: Inputs, chunk: int) -> Result:
 
 # Where a few steps cost as much as one chunk of 16 was measured on the CPU; a channel decay makes a chunk dearer.
 PATHS = (
-    Path("chunk kernels", DECAYS, (32, None), _chunk_kernels, chunked=False, takes=kernels.takes_chunk),
+    Path("chunk kernels", kernels.CHUNKED, (32, None), _chunk_kernels, chunked=False, takes=kernels.takes_chunk),
     Path("scan kernel", DECAYS, (1, None), _scan_kernel, chunked=False, takes=kernels.takes_scan),
     Path("step", ("none", "head"), (1, 4), _step, chunked=False),
-    Path("step", ("channel",), (1, 8), _step, chunked=False),
-    Path("step", ("value",), (1, 8), _step, chunked=False),
-    Path("chunkwise", (*DECAYS, "value"), (1, None), chunkwise.run),
+    Path("step", ("channel", "value"), (1, 8), _step, chunked=False),
+    Path("chunkwise", DECAYS, (1, None), chunkwise.run),
 )
 
 

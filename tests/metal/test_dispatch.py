@@ -22,6 +22,8 @@ CALLS = [
     (Case("linear", T=40, normalize=True), "scan kernel"),
     (Case("comba", T=5, groups=2), "scan kernel"),
     (Case("comba", T=33), "chunk kernels"),
+    (Case("gated_values", T=1, gates="mixed"), "scan kernel"),
+    (Case("gated_values", T=40, B=2, gates="mixed", lengths=(40, 3)), "scan kernel"),
     (Case("kda", T=1, K=16), "step"),
     (Case("kda", T=40, K=16), "chunkwise"),
 ]

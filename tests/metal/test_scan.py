@@ -25,6 +25,9 @@ CASES = [
     Case("dplr", T=5, decay="head", groups=4, dtype=mx.bfloat16),
     Case("comba", T=7, B=2, groups=2, gates="mixed", lengths=(7, 3), dtype=mx.bfloat16),
     Case("gated_delta", T=2, H=16, groups=2, V=512, keys="correlated"),
+    Case("gated_values", T=9, B=3, K=64, V=96, groups=3, gates="mixed", lengths=(9, 0, 4)),
+    Case("gated_values", T=5, B=2, H=2, groups=1, K=256, V=64, dtype=mx.bfloat16, gates="mixed", strided=True),
+    Case("gated_values", T=2, H=16, groups=2, V=512, dtype=mx.float16, keys="correlated"),
 ]
 
 

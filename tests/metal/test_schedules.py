@@ -21,7 +21,8 @@ Arrays = list[mx.array]
 
 
 def run_scan() -> Arrays:
-    return [z for z in scan(arguments(Case("kda", T=3, B=2, lengths=(3, 2), gates="mixed").inputs())) if z is not None]
+    cases = [Case(rule, T=3, B=2, lengths=(3, 2), gates="mixed") for rule in ("kda", "gated_values")]
+    return [z for case in cases for z in scan(arguments(case.inputs())) if z is not None]
 
 
 def run_chunk_head() -> Arrays:
