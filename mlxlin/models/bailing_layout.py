@@ -98,9 +98,11 @@ def rotated(config: Config) -> int:
 
 
 def _lightning(config: Config, norm: NormSpec, index: int) -> LinearSpec:
-    """Layer `index`. Its decay is that of the authors' published code, which counts the layers from -1.
+    """Layer `index`. Its decay counts the layers from -1, and no checkpoint stores it.
 
-    Some other programs count them from 0; slopes then differ by slope / (L - 1). A checkpoint does not store them.
+    So do the authors' published code (modeling_bailing_moe_v2_5.py), their training framework, which at first counted
+    from 0 and was put right (inclusionAI/AReaL, mcore/lightning_attention.py), and what is proposed for transformers
+    (huggingface/transformers#46713). SGLang, vLLM and mlx-lm's Ling 2.5 count from 0.
     """
     heads, dim, count = need(config, "num_attention_heads"), head_dim(config), need(config, "num_hidden_layers")
     groups = need(config, "group_norm_size")

@@ -1,8 +1,9 @@
 """Ring 2.0 linear and Ling 2.5, which no library in reach implements as their own code does: two independent programs.
 
 `Model` follows the authors' published code (modeling_bailing_moe_v2_5.py of inclusionAI) step by step, in float64,
-and makes the expected values. `check` lets mlx-lm's modules run the same checkpoint in float32 and compares. mlx-lm has
-other decays than the authors' code (it counts layers from 0, or not below 0), so those are handed to it.
+and makes the expected values. `check` lets mlx-lm's modules run the same checkpoint in float32 and compares. mlx-lm's
+decays are those of the authors' code but for the count of layers (from 0 for Ling 2.5, not below 0 for Ring 2.0, where
+the authors count from -1): that is checked, and the authors' are handed to it.
 """
 
 from __future__ import annotations
@@ -243,13 +244,14 @@ def check(config: dict[str, Any], folder: Path, ids: npt.NDArray[np.int32], expe
     """Let mlx-lm run the checkpoint in `folder`; its logits must be the `expected` ones [T, vocab]."""
     import mlx.core as mx
 
-    module = importlib.import_module(
-        f"mlx_lm.models.{_MODULES[config['architectures'][0].removesuffix('ForCausalLM')]}"
-    )
+    name = _MODULES[config["architectures"][0].removesuffix("ForCausalLM")]
+    module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(config))
     model.load_weights(list(model.sanitize(mx.load(str(folder / "model.safetensors"))).items()))
     for index, layer in enumerate(model.layers):
         if not layer.is_global:
+            counted = index + 1 if name == "bailing_hybrid" else max(index, 1)
+            np.testing.assert_allclose(np.array(layer.attention._slope), slopes(config, counted), rtol=1e-5)
             layer.attention._slope = mx.array(slopes(config, index))
     found = np.array(model(mx.array(ids)[None], cache=model.make_cache()))[0]
     worst = float(np.abs(found - expected).max())
