@@ -17,12 +17,13 @@ HEAD = """# Families
 Each family is compared with its source implementation: on the small random checkpoints in `tests/fixtures`, written by
 the source together with its logits and final states, in every test run; and on fresh random weights of other sizes in
 CI (`tests/parity`). Prefill split anywhere, decoding token by token, padded batches and greedy text are compared too.
-Families marked ² are held to two independent programs. For Ring and Ling 2.5 these are mlx-lm, in float32, and a program in
-float64 after the authors' code. Their decays are one series of slopes times `1 - l / (L - 1) + 1e-5`, and what l is of the
-first layer is a matter of the program: -1 in the authors' code, in their training framework AReaL (which counted from 0
-at first, and was put right) and in the model proposed for transformers (huggingface/transformers#46713), 0 in SGLang, vLLM
-and mlx-lm (for Ring 2.0 mlx-lm counts as the authors do, but not below 0). mlxlin counts as the authors do; mlx-lm's slopes
-are checked to be the same but for the count, and are given the authors' count for the comparison.
+Families marked ² are held to two independent programs. For Ring and Ling 2.5 these are mlx-lm, in float32, and a
+program in float64 after the authors' code. Their decays are one series of slopes times `1 - l / (L - 1) + 1e-5`, and
+what l is of the first layer is a matter of the program: -1 in the authors' code, in their training framework AReaL
+(which counted from 0 at first, and was put right) and in the model proposed for transformers
+(huggingface/transformers#46713); 0 in SGLang, vLLM and mlx-lm (for Ring 2.0 mlx-lm counts as the authors do, but not
+below 0). mlxlin counts as the authors do. mlx-lm's slopes are checked to be the same but for the count, and are given
+the authors' count for the comparison.
 
 | family | source | variants | largest logit difference | state of a variant |
 |---|---|---|---|---|
