@@ -177,6 +177,7 @@ def _spread(x: Any) -> Any:
     return tuple(map(_spread, x)) if isinstance(x, tuple) else mx.stack([x, x], axis=-1)[..., 1]
 
 
+PER_TOKEN = ("qkv", "decay", "beta", "gate")
 CALLS = [
     Call("gated_delta_net", dtype=mx.bfloat16, strided=True),
     Call("gated_delta_net-split", T=3, B=2, lengths=(3, 1)),
@@ -239,7 +240,17 @@ def test_decode_equals_operations(call: Call) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gated_delta_net-split", "delta_product", "comba", "kda-bounded", "rwkv6-split", "retention-grouped", "low_rank"],
+    [
+        "gated_delta_net-split",
+        "delta_product",
+        "comba",
+        "kda-bounded",
+        "rwkv6-split",
+        "retention-grouped",
+        "low_rank",
+        "forgetting-convolved",
+        "product",
+    ],
 )
 def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -> None:
     T = 5
@@ -255,12 +266,13 @@ def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -
     assert mx.array_equal(ragged[1], replay(spec, x.S, verified.tape, mx.array([4, 4]))[1])
 
 
-def test_one_token_at_a_time_equals_all_at_once() -> None:
-    spec, x = Call("gated_delta_net", T=4).projected()
+@pytest.mark.parametrize("name", ["gated_delta_net", "forgetting-convolved"])
+def test_one_token_at_a_time_equals_all_at_once(name: str) -> None:
+    spec, x = Call(name, T=4).projected()
     whole, outputs, S, memory = decode(spec, x), [], x.S, x.memory
     assert isinstance(x.qkv, mx.array)
     for t in range(4):
-        token = {name: getattr(x, name)[:, t : t + 1] for name in ("qkv", "decay", "beta", "gate")}
+        token = {part: z[:, t : t + 1] for part in PER_TOKEN if (z := getattr(x, part)) is not None}
         one = decode(spec, replace(x, **token, S=S, memory=memory))
         outputs.append(one.y)
         S, memory = one.S, one.memory
@@ -269,14 +281,13 @@ def test_one_token_at_a_time_equals_all_at_once() -> None:
     assert memory is not None and whole.memory is not None and mx.array_equal(memory, whole.memory)
 
 
-def test_padding_is_never_read() -> None:
-    spec, x = Call("kda-bounded", T=3).projected()
+@pytest.mark.parametrize("name", ["kda-bounded", "forgetting-convolved", "dpfp", "layer norm"])
+def test_padding_is_never_read(name: str) -> None:
+    spec, x = Call(name, T=3).projected()
     assert isinstance(x.qkv, mx.array)
-    real = decode(spec, replace(x, **{n: getattr(x, n)[:, :2] for n in ("qkv", "decay", "beta", "gate")}))
-    spoilt = {
-        n: mx.concatenate([getattr(x, n)[:, :2], mx.full_like(getattr(x, n)[:, :1], mx.nan)], axis=1)
-        for n in ("qkv", "decay", "beta", "gate")
-    }
+    found = {part: z for part in PER_TOKEN if (z := getattr(x, part)) is not None}
+    real = decode(spec, replace(x, **{part: z[:, :2] for part, z in found.items()}))
+    spoilt = {part: mx.concatenate([z[:, :2], mx.full_like(z[:, :1], mx.nan)], axis=1) for part, z in found.items()}
     padded = decode(spec, replace(x, **spoilt, lengths=mx.array([2])))
     assert mx.array_equal(padded.S, real.S) and mx.array_equal(padded.y[:, :2], real.y)
     assert mx.all(padded.y[:, 2] == 0)

@@ -45,11 +45,10 @@ def run_decode_whole() -> Arrays:
 
 
 def run_decode_kinds() -> Arrays:
-    """With a step and a skip, rotated with grouped heads, normalised, with a reader, and with a bonus."""
-    mixed = [
-        decode(*Call(name, T=2).projected()) for name in ("mamba2", "retention-grouped", "normalised", "comba", "rwkv6")
-    ]
-    return [z for one in mixed for z in (one.y, one.S, one.Z) if z is not None]
+    """With a step and a skip, rotated with grouped heads, normalised, with a reader, with a bonus, and with maps."""
+    names = ("mamba2", "retention-grouped", "normalised", "comba", "rwkv6")
+    mixed = [decode(*Call(name, T=2).projected()) for name in (*names, "forgetting-convolved", "hedgehog", "rms")]
+    return [z for one in mixed for z in (one.y, one.S, one.Z, one.memory) if z is not None]
 
 
 def run_prefill() -> Arrays:

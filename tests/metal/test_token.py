@@ -9,7 +9,18 @@ import pytest
 
 from mlxlin.sampling import Sampling
 
-from .tokens import COMBA, DENSE, EXPERTS, MAMBA, RWKV6, TIME_MIX, layer_dispatches, token_dispatches
+from .tokens import (
+    COMBA,
+    DENSE,
+    EXPERTS,
+    HGRN2,
+    LINEAR_ATTENTION,
+    MAMBA,
+    RWKV6,
+    TIME_MIX,
+    layer_dispatches,
+    token_dispatches,
+)
 
 # One more product with packed weights: decay and beta keep 8 bits, so they are not part of the merged projection.
 MIXER = Counter(add_norm=1, products=2, decode=1)
@@ -66,6 +77,29 @@ def test_dispatches_of_a_layer_of_mamba2(packed: bool) -> None:
 def test_dispatches_of_a_layer_of_comba(packed: bool) -> None:
     one, two = (token_dispatches(COMBA | {"num_hidden_layers": n}, packed) for n in (1, 2))
     assert by_kind(two - one) == MIXER + DENSE_PART + Counter(products=int(packed))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+def test_dispatches_of_a_layer_of_hgrn2_behind_a_convolution(packed: bool) -> None:
+    """Its norm runs over all heads."""
+    one, two = (token_dispatches(HGRN2 | {"num_hidden_layers": n}, packed) for n in (1, 2))
+    assert by_kind(two - one) == MIXER + DENSE_PART + Counter(gated_norm=1, products=int(packed))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "products"),
+    [
+        ("elu", {}, 0),
+        ("dpfp", {"num_heads": 32, "expand_v": 2.0}, 0),
+        ("elementwise_product", {}, 2),  # of queries and of keys
+        ("hedgehog", {}, 2),
+        ("t2r", {}, 2),
+    ],
+)
+def test_dispatches_of_a_layer_with_a_feature_map(name: str, more: dict[str, Any], products: int) -> None:
+    config = LINEAR_ATTENTION | more | {"feature_map": name}
+    one, two = (token_dispatches(config | {"num_hidden_layers": n}) for n in (1, 2))
+    assert by_kind(two - one) == MIXER + DENSE_PART + Counter(products=products)
 
 
 def test_dispatches_of_a_layer_of_rwkv6() -> None:

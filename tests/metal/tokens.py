@@ -62,6 +62,24 @@ COMBA = {
     "head_dim": 32,
     "expand_v": 1.0,
 }
+LINEAR_ATTENTION = {
+    "model_type": "linear_attn",
+    "architectures": ["LinearAttentionForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 512,
+    "intermediate_size": 64,
+    "num_heads": 16,
+    "norm_k": True,
+}
+HGRN2 = {
+    "model_type": "hgrn2",
+    "architectures": ["HGRN2ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "expand_ratio": 32,
+    "use_short_conv": True,
+}
 RWKV6 = {
     "model_type": "rwkv6",
     "architectures": ["RWKV6ForCausalLM"],
