@@ -207,6 +207,32 @@ def test_decode_of_mamba2_with_one_key_head() -> None:
     ).check(launch)
 
 
+@pytest.mark.parametrize(
+    ("name", "operations", "simd", "issued"),
+    [
+        ("hgrn2", 6, 16 * 48, 335_000),  # decay, write and query; the decay is convolved for the gate and for the key
+        ("linear attention, hedgehog", 8, 16 * 45, 600_000),  # the sum of the keys too, which every row reads
+        ("linear attention, dpfp", 4, 16 * 66, 90_000),
+    ],
+)
+def test_decode_with_features(name: str, operations: int, simd: int, issued: int) -> None:
+    """Features cost no bytes and little arithmetic: each head makes them once."""
+    spec = MIXERS[name]
+    x = sample_mixer(spec, 1, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: decode(spec, x))
+    H, K, V = spec.heads, spec.key_dim, spec.value_dim
+    state, sums = H * K * V * 4, 2 * H * K * 4 if spec.normalize else 0
+    channels = spec.width * 2 * (11 if spec.taps else 1)  # projections, taps, memory in and out
+    Budget(
+        unique=2 * state + sums + channels + H * V * 2 + (H * K * 4 if spec.decay != "none" else 0) + 3_000,
+        issued=2 * state + issued,
+        flops=int(1.1 * operations * H * K * V),
+        simd=simd,
+        barriers=2 * H,
+        threadgroup=4 * (2 * K + V + (K if spec.decay == "channel" else 0)),
+    ).check(launch)
+
+
 def test_time_mix() -> None:
     x = sample(4, 64, 1, mx.bfloat16)
     (launch,) = launches_of(lambda: time_mix(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,40 @@ from tests.models.golden import FIXTURES, Golden, difference, model_of
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
 from .measure import launches_of
-from .tokens import COMBA, MAMBA, RWKV6
+from .tokens import COMBA, HGRN2, LINEAR_ATTENTION, MAMBA, RWKV6
 
 # head sizes that the kernels take
 GATED_DELTA_NET = HYBRID | {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 GATED_LINEAR = RECURRENT | {"hidden_size": 128, "expand_k": 0.5, "expand_v": 1.0}
+MAPPED = LINEAR_ATTENTION | {"hidden_size": 64, "num_heads": 2, "num_hidden_layers": 1, "norm_q": True}
+DELTA_NET = LINEAR_ATTENTION | {
+    "model_type": "delta_net",
+    "architectures": ["DeltaNetForCausalLM"],
+    "hidden_size": 64,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "qk_activation": "elu",
+    "qk_norm": "sum",
+}
+RING = json.loads((FIXTURES / "bailing_moe_linear" / "config.json").read_text()) | {
+    "num_hidden_layers": 2,
+    "layer_group_size": 2,
+    "num_attention_heads": 2,
+    "head_dim": 32,
+}
 WHOLE = {"prefill", "chunk", "gated_norm", "decode"}
 MODELS = {
     "gated delta net": (GATED_DELTA_NET, WHOLE),
     "gated linear attention": (GATED_LINEAR, WHOLE),
     "comba": (COMBA | {"num_heads": 2}, {"prep_channel", "chunk", "decode", "gated_norm"}),
     "rwkv 6": (RWKV6 | {"num_hidden_layers": 2}, {"prep_channel", "chunk", "decode"}),
+    "hgrn2": (HGRN2 | {"num_hidden_layers": 1}, {"decode", "gated_norm"}),
+    "linear attention, products": (MAPPED | {"feature_map": "elementwise_product"}, {"decode", "gated_norm"}),
+    "linear attention, hedgehog": (MAPPED | {"feature_map": "hedgehog", "norm_feature_map": True}, {"decode"}),
+    "linear attention, t2r": (MAPPED | {"feature_map": "t2r", "tie_feature_map_qk": True}, {"decode", "gated_norm"}),
+    "linear attention, dpfp": (MAPPED | {"feature_map": "dpfp", "num_heads": 4, "expand_v": 2.0}, {"decode"}),
+    "delta net": (DELTA_NET, {"decode", "gated_norm"}),
+    "ring": (RING, {"decode", "gated_norm"}),
     "mamba 2": (MAMBA | {"state_size": 32, "num_hidden_layers": 1}, {"prep_head", "chunk", "gated_norm", "decode"}),
 }
 

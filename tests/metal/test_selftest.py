@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mlxlin import selftest
@@ -27,9 +29,8 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(selftest, "on_metal", lambda: True)
     monkeypatch.setattr(selftest, "SIZES", SMALL[:1])
     monkeypatch.setattr(selftest, "RULES", {name: RULES[name] for name in ("gated_delta", "gated")})
-    spec = FusedSpec(
-        1, 2, 32, 64, "delta", "head", taps=4, k_norm="l2", beta="sigmoid", norm=True, eps=1e-6, gate="silu"
-    )
+    around: dict[str, Any] = {"taps": 4, "q_norm": "l2", "k_norm": "l2", "beta": "sigmoid", "gate": "silu"}
+    spec = FusedSpec(1, 2, 32, 64, "delta", "head", norm=True, eps=1e-6, **around)
     monkeypatch.setattr(selftest, "MIXERS", {"small": spec})
     rows = list(selftest.rows())
     assert selftest.note() == ""
