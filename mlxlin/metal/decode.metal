@@ -112,14 +112,8 @@ inline void stage_values(threadgroup float* record, CHANNELS x, int c0, Place p)
 template <int DIMS, bool INTERLEAVED, int SIZE, typename CP, typename SP>
 inline void turn(threadgroup float* record, View<CP> cos_, View<SP> sin_, Place p) {
   constexpr int PAIRS = DIMS / 2;
-  for (int e = thread_of(p); e < p.n * PAIRS; e += p.groups * 32) {
-    const int t = e / PAIRS, i = e % PAIRS;
-    threadgroup float* x = record + t * SIZE + (INTERLEAVED ? 2 * i : i);
-    threadgroup float* y = x + (INTERLEAVED ? 1 : PAIRS);
-    const float c = load(row(cos_, p.batch, t, 0), i), s = load(row(sin_, p.batch, t, 0), i), first = *x;
-    *x = first * c - *y * s;
-    *y = *y * c + first * s;
-  }
+  for (int e = thread_of(p); e < p.n * PAIRS; e += p.groups * 32)
+    turn_pair<DIMS, INTERLEAVED>(record + e / PAIRS * SIZE, e % PAIRS, cos_, sin_, p.batch, e / PAIRS);
 }
 
 // 1: the decays of D channels (1: of the head), and their logarithms to the tape
@@ -186,12 +180,6 @@ inline float divisor(const thread Normaliser<Absent, Z_OUT>&, Part<M>, Part<M>) 
   return 1.0f;
 }
 
-// y of row i of a head with what bypasses the recurrence, D v; `skip` is [1, 1, HV, V]
-template <typename DP> inline float with_skip(View<DP> skip, float y, float v, int hv, int i) {
-  return y + load(row(skip, 0, 0, hv), i) * v;
-}
-inline float with_skip(View<Absent>, float y, float, int, int) { return y; }
-
 // 2: the rows v0 .. v0 + VT. The offsets say where a record holds what; y replaces the v of the last sub-token.
 // Only the first lane of a row touches its v, so that no other can read it late. A step (STEP >= 0) multiplies what is
 // written of v, not what skips the recurrence. With a bonus (BONUS >= 0) the state is read before the token, of which
@@ -231,7 +219,7 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
       const float y = BONUS >= 0 ? before : read<L>(s, q) / divisor<L>(sums, z, q);
       threadgroup float* out = x + (VALUES + (N - 1) * VT + r);
       if (part == 0)
-        *out = BONUS >= 0 ? y + x[BONUS >= 0 ? BONUS : 0] * *out : with_skip(skip, y, *out, p.hv, p.v0 + r);
+        *out = BONUS >= 0 ? y + x[BONUS >= 0 ? BONUS : 0] * *out : with_skip(row(skip, 0, 0, p.hv), y, *out, p.v0 + r);
     }
     for (int t = p.n; t < T; ++t) {
       const int64_t at = ((int64_t(p.batch) * T + t) * N * HV + p.hv) * V + p.v0 + r;

@@ -204,12 +204,11 @@ class _Body:
     def _first(self, stream: str, j: int = 0) -> str:
         """The first channel of this threadgroup's head in sub-token j of a stream."""
         spec = self._spec
-        queries, keys = spec.heads * spec.head_dim, 0 if spec.decay_kind == "forget" else spec.keys
-        starts = {"q": 0, "k": queries, "v": queries + keys} if "qkv" in self._arrays else {"q": 0, "k": 0, "v": 0}
+        start = spec.starts[stream] if "qkv" in self._arrays else 0
         size = spec.value_dim if stream == "v" else spec.head_dim
         heads = (spec.value_heads if stream == "v" else spec.heads) // spec.repeats
         head = {"q": "p.h", "k": f"({j * heads} + p.kh)", "v": f"({j * heads} + p.vh)"}[stream]
-        return f"{starts[stream]} + {head} * {size}"
+        return f"{start} + {head} * {size}"
 
     def _vectors(self) -> list[str]:
         """Queries, keys, and a and b of a low-rank write."""

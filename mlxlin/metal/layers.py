@@ -55,27 +55,40 @@ def gated_norm(
     y: mx.array,
     gate: mx.array | None,
     weight: mx.array | None,
-    eps: float,
+    eps: float | None,
     *,
     bias: mx.array | None = None,
     centered: bool = False,
     activation: Activation = "none",
     groups: int = 1,
     gate_first: bool = False,
+    skip: mx.array | None = None,
+    v: mx.array | None = None,
+    lengths: mx.array | None = None,
 ) -> mx.array:
     """Norm of each of `groups` equal parts of y [B, T, C], gated by activation(gate) [B, T, C].
 
     Args:
         weight, bias: [C], or [C / groups], the same for each part; None for one and zero.
+        eps: of the norm; None for the gate alone.
         centered: a layer norm, else an RMS norm, which has no bias.
         gate_first: gate before the norm (Mamba-2) instead of after it.
+        skip, v: before all that skip v is added to y, v [B, T, H, V] with C = H V; skip [H, V] or [B, T, H, V], or
+            with a last axis of one.
+        lengths: real tokens of each row [B]; the others come out as zero.
     """
     B, T, C = y.shape
-    threads = _threads(C // groups)
-    arrays = {"x": y[:, :, None], "gate": None if gate is None else gate[:, :, None]}
+    threads, V = _threads(C // groups), C if v is None else v.shape[3]
+    arrays = {
+        "x": y[:, :, None],
+        "skip": None if skip is None else mx.broadcast_to(skip, (B, T, C // V, V)),
+        "v": None if v is None else v.reshape(B, T, 1, C),
+        "gate": None if gate is None else gate[:, :, None],
+    }
     arrays |= {name: _of_parts(z, groups, C // groups) for name, z in (("weight", weight), ("bias", bias))}
+    arrays["lengths"] = lengths
     given = tuple(name for name, array in arrays.items() if array is not None)
-    body = _gated_norm(C // groups, groups, eps, activation, gate_first, centered, given)
+    body = _gated_norm(C // groups, groups, V, eps, activation, gate_first, centered, given)
     grid = (threads * B * T * groups, 1, 1)
     outputs = {"y": ((B, T, C), y.dtype)}
     return launch("gated_norm", _NORM_FILES, body, {**arrays, "T": T}, outputs, grid, (threads, 1, 1))[0]
@@ -90,17 +103,20 @@ def _of_parts(z: mx.array | None, groups: int, width: int) -> mx.array | None:
 def _gated_norm(
     width: int,
     groups: int,
-    eps: float,
+    V: int,
+    eps: float | None,
     activation: Activation,
     gate_first: bool,
     centered: bool,
     given: tuple[str, ...],
 ) -> str:
-    views = ", ".join(view(name, name in given) for name in ("x", "gate", "weight", "bias"))
-    kind = f"{str(centered).lower()}, {ACTIVATION[activation]}, {str(gate_first).lower()}"
+    names = ("x", "skip", "v", "gate", "weight", "bias", "lengths")
+    views = ", ".join(view(name, name in given) for name in names)
+    flags = f"{str(eps is not None).lower()}, {str(centered).lower()}"
+    kind = f"{flags}, {ACTIVATION[activation]}, {str(gate_first).lower()}, {V}"
     return (
-        f"threadgroup float scratch[32]; gated_norm<{kind}>({views}, T, {groups}, {width}, {literal(eps)}, y, scratch, "
-        f"{_ROW}, {_threads(width)}, {_GROUP});"
+        f"threadgroup float scratch[32]; gated_norm<{kind}>({views}, T, {groups}, {width}, {literal(eps or 0.0)}, y, "
+        f"scratch, {_ROW}, {_threads(width)}, {_GROUP});"
     )
 
 

@@ -107,16 +107,28 @@ template <int NORM, int K> inline float norm_factor(const thread Lanes<K>& v, fl
   sum = simd_sum(sum);
   return NORM == L2 ? rsqrt(sum + eps) : 1.0f / (NORM == SUM ? max(sum, eps) : sum + eps);
 }
+template <int K> inline Lanes<K> times(Lanes<K> v, float factor) {
+#pragma unroll
+  for (int i = 0; i < K / 32; ++i) v.x[i] *= factor;
+  return v;
+}
 template <int K, int ACTIVATION, int NORM, int MAP = IDENTITY, typename CHANNELS>
 inline Lanes<K> vector_of(const thread CHANNELS& s, int b, int t, int c0, float scale, int lane, float eps = 1e-6f) {
   Lanes<K> v;
 #pragma unroll
   for (int i = 0; i < K / 32; ++i) v.x[i] = feature<K, MAP, ACTIVATION>(s, b, t, c0, lane + 32 * i);
   if (MAP == HEDGEHOG) to_softmax(v);
-  if (NORM != AS_IS) scale *= norm_factor<NORM>(v, eps);
-#pragma unroll
-  for (int i = 0; i < K / 32; ++i) v.x[i] *= scale;
-  return v;
+  return times(v, NORM == AS_IS ? scale : scale * norm_factor<NORM>(v, eps));
+}
+
+// Pair i of the first DIMS channels of a staged vector turned by the angle of token t: neighbours, or one of each half
+template <int DIMS, bool INTERLEAVED, typename CP, typename SP>
+inline void turn_pair(threadgroup float* vector, int i, View<CP> cos_, View<SP> sin_, int b, int t) {
+  threadgroup float* x = vector + (INTERLEAVED ? 2 * i : i);
+  threadgroup float* y = x + (INTERLEAVED ? 1 : DIMS / 2);
+  const float c = load(row(cos_, b, t, 0), i), s = load(row(sin_, b, t, 0), i), first = *x;
+  *x = first * c - *y * s;
+  *y = *y * c + first * s;
 }
 
 // The projected channels of heads of K each
@@ -188,3 +200,7 @@ inline float log_decay(const thread Gates<KIND, X, RP, BP>& g, int b, int t, int
   const float lost = forgotten(g, b, t, hv, d);  // a small loss and a small rest are both exact
   return lost <= 0.5f ? log1p(-lost) : log(bias_ + (1.0f - bias_) * sigmoid(x));
 }
+
+// Output i of a head with what bypasses the recurrence, D v
+template <typename DP> inline float with_skip(Row<DP> skip, float y, float v, int i) { return y + load(skip, i) * v; }
+inline float with_skip(Row<Absent>, float y, float, int) { return y; }

@@ -127,14 +127,10 @@ class FusedSpec:
         return self.value_heads if self.decay_kind == "given" else self.value_heads // self.repeats
 
     @property
-    def prefills(self) -> bool:
-        """Whether one kernel makes everything ready for the recurrence of many tokens."""
-        other = (
-            self.apart or self.repeats > 1 or self.rotary or self.normalize is not None or self.decay_kind == "forget"
-        )
-        normed = {self.q_norm, self.k_norm} - {"none", "l2"}
-        other = other or self.features != "none" or bool(normed)
-        return not (other or self.scales_values or self.skip or self.bonus or self.reader or self.write == "low_rank")
+    def starts(self) -> dict[str, int]:
+        """The first channel of q, k and v where they are projected together."""
+        queries = self.heads * self.head_dim
+        return {"q": 0, "k": queries, "v": queries + (0 if self.decay_kind == "forget" else self.keys)}
 
 
 @dataclass(frozen=True, eq=False)

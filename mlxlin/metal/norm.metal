@@ -48,33 +48,47 @@ template <int ACTIVATION, typename P> inline float factor(Row<P> gate, int i) {
 }
 template <int ACTIVATION> inline float factor(Row<Absent>, int) { return 1.0f; }
 
-// The norm of each group of D channels times `weight`, where CENTERED plus `bias`, gated after the norm, or before it where GATE_FIRST
-// (Mamba-2).
-template <bool CENTERED, int ACTIVATION, bool GATE_FIRST, typename XP, typename GP, typename WP, typename BP, typename Y>
-inline void gated_norm(View<XP> x_, View<GP> gate_, View<WP> weight, View<BP> bias_, int T, int groups_of_row, int D,
-                       float eps, device Y* y, threadgroup float* scratch, uint row_, uint thread_, uint threads,
-                       uint group, uint lane) {
-  const int part = row_ % groups_of_row, token = row_ / groups_of_row, c0 = part * D;
-  const Row<XP> x = row(x_, token / T, token % T, 0);
-  const Row<GP> gate = row(gate_, token / T, token % T, 0);
+// Channel c of an output, with what bypasses the recurrence (`skip` [B, T, HV, V], v), gated where GATE_FIRST (Mamba-2)
+template <int ACTIVATION, bool GATE_FIRST, int V, typename XP, typename DP, typename VP, typename GP>
+inline float before_norm(Row<XP> x, View<DP> skip, Row<VP> v, Row<GP> gate, int b, int t, int c) {
+  const float y = with_skip(row(skip, b, t, c / V), load(x, c), load(v, c), c % V);
+  return GATE_FIRST ? y * factor<ACTIVATION>(gate, c) : y;
+}
+
+// The norm of each group of D channels times `weight`, where CENTERED plus `bias`; then gated if that was not first.
+// Zeros past the last real token.
+template <bool NORMED, bool CENTERED, int ACTIVATION, bool GATE_FIRST, int V, typename XP, typename DP, typename VP,
+          typename GP, typename WP, typename BP, typename LENGTHS, typename Y>
+inline void gated_norm(View<XP> x_, View<DP> skip, View<VP> v_, View<GP> gate_, View<WP> weight, View<BP> bias_,
+                       View<LENGTHS> lengths, int T, int groups_of_row, int D, float eps, device Y* y,
+                       threadgroup float* scratch, uint row_, uint thread_, uint threads, uint group, uint lane) {
+  const int part = row_ % groups_of_row, token = row_ / groups_of_row, c0 = part * D, b = token / T, t = token % T;
+  const bool real = t < real_tokens(lengths, b, T);
+  const Row<XP> x = row(x_, b, t, 0);
+  const Row<VP> v = row(v_, b, t, 0);
+  const Row<GP> gate = row(gate_, b, t, 0);
   const Row<WP> w = row(weight, 0, 0, part);
   const Row<BP> bias = row(bias_, 0, 0, part);
-  float mean = 0.0f, squares = 0.0f;
+  float mean = 0.0f, norm = 1.0f;
   if (CENTERED) {
     for (int d = thread_; d < D; d += threads)
-      mean += load(x, c0 + d) * (GATE_FIRST ? factor<ACTIVATION>(gate, c0 + d) : 1.0f);
+      mean += before_norm<ACTIVATION, GATE_FIRST, V>(x, skip, v, gate, b, t, c0 + d);
     mean = threadgroup_sum(mean, scratch, group, threads / 32, lane) / D;
     threadgroup_barrier(mem_flags::mem_threadgroup);  // scratch is used again
   }
-  for (int d = thread_; d < D; d += threads) {
-    const float z = load(x, c0 + d) * (GATE_FIRST ? factor<ACTIVATION>(gate, c0 + d) : 1.0f) - mean;
-    squares += z * z;
+  if (NORMED) {
+    float squares = 0.0f;
+    for (int d = thread_; d < D; d += threads) {
+      const float z = before_norm<ACTIVATION, GATE_FIRST, V>(x, skip, v, gate, b, t, c0 + d) - mean;
+      squares += z * z;
+    }
+    norm = rsqrt(threadgroup_sum(squares, scratch, group, threads / 32, lane) / D + eps);
   }
-  const float norm = rsqrt(threadgroup_sum(squares, scratch, group, threads / 32, lane) / D + eps);
   for (int d = thread_; d < D; d += threads) {
-    const float z = load(x, c0 + d) * (GATE_FIRST ? factor<ACTIVATION>(gate, c0 + d) : 1.0f) - mean;
-    float normed = z * norm * gain(w, d);
-    if (CENTERED) normed += load(bias, d);
-    y[int64_t(row_) * D + d] = Y(GATE_FIRST ? normed : normed * factor<ACTIVATION>(gate, c0 + d));
+    const float z = before_norm<ACTIVATION, GATE_FIRST, V>(x, skip, v, gate, b, t, c0 + d) - mean;
+    float out = z * norm * gain(w, d);
+    if (CENTERED) out += load(bias, d);
+    if (!GATE_FIRST) out *= factor<ACTIVATION>(gate, c0 + d);
+    y[int64_t(row_) * D + d] = Y(real ? out : 0.0f);
   }
 }

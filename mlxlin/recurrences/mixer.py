@@ -7,6 +7,7 @@ recurrence, its two chunk kernels, norm and gate.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -47,7 +48,7 @@ def takes(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
     """Whether kernels run so many tokens of such a mixer here, and do it right."""
     fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE and tokens > 0 and batch > 0
     few = tokens <= longest(spec, batch)
-    if not on_metal() or not fits or not (few or spec.prefills):
+    if not on_metal() or not fits:
         return False
     sampled = min(2, longest(spec, batch)) if few else longest(spec, 1) + 20
     key = _key(spec, "decode" if few else "prefill", parts(spec, batch), dtype)
@@ -72,33 +73,44 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
     B, T, _ = x.first.shape
     if T > longest(spec, B):
         ready = prefill(spec, x)
-        gates: dict[str, Any] = {"g": ready.g, "beta": ready.beta, "state": x.S, "lengths": x.lengths}
-        y, S = run(rule_of(spec), ready.q, ready.k, ready.v, **gates)
-        assert isinstance(S, mx.array)
-        return Mixed(_finished(spec, x, y), S, memory=ready.memory)
+        gates = {name: getattr(ready, name) for name in ("g", "beta", "a", "b")}
+        slots = x.lengths + 1 if spec.bonus and x.lengths is not None else x.lengths
+        y, S, Z = _recurrence(spec, x, ready.q, ready.k, ready.v, {**gates, "lengths": slots})
+        y = y[:, :-1] if spec.bonus else y
+        return Mixed(_finished(spec, x, y, ready.bypass), S, Z, ready.memory)
     mixed = kernel.decode(spec, x)
     return mixed if finishes(spec, B) else replace(mixed, y=_finished(spec, x, mixed.y))
 
 
-def _finished(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
-    """Norm and gate in a dispatch of their own."""
-    if not spec.norm:
-        return finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
+def _recurrence(
+    spec: FusedSpec, x: Projected, q: mx.array, k: mx.array, v: mx.array, gates: Mapping[str, Any]
+) -> tuple[mx.array, mx.array, mx.array | None]:
+    """y, S and Z."""
+    state = x.S if x.Z is None else (x.S, x.Z)
+    y, after = run(rule_of(spec), q, k, v, **gates, state=state, normalize=x.Z is not None)
+    return (y, *after) if isinstance(after, tuple) else (y, after, None)
+
+
+def _finished(spec: FusedSpec, x: Projected, y: mx.array, bypass: tuple[mx.array, mx.array] | None = None) -> mx.array:
+    """What bypasses the recurrence, norm and gate in a dispatch of their own."""
+    if not spec.norm and spec.gate == "none" and bypass is None:
+        return y
     B, T, HV, V = y.shape
-    groups = spec.joint_groups or HV
     z = gated_norm(
         y.reshape(B, T, HV * V),
         x.gate,
         x.norm,
-        spec.eps,
+        spec.eps if spec.norm else None,
         bias=x.norm_bias,
         centered=spec.centered,
         activation=spec.gate,
-        groups=groups,
+        groups=spec.joint_groups or HV,
         gate_first=spec.gate_first,
+        skip=None if bypass is None else bypass[0],
+        v=None if bypass is None else bypass[1],
+        lengths=x.lengths,
     )
-    z = z.reshape(y.shape)
-    return z if x.norm_bias is None else _without_padding(x, z)
+    return z.reshape(y.shape)
 
 
 def _without_padding(x: Projected, y: mx.array) -> mx.array:
@@ -139,9 +151,7 @@ def mix(spec: FusedSpec, x: Projected) -> Mixed:
         y, S = run_read_first(q, k, v, **given, bonus=x.bonus, state=x.S, lengths=x.lengths)
         return Mixed(finish(spec, x, y).astype(x.first.dtype), S, memory=memory)
     written = v if not spec.scales_values else v * _repeated(spec, time_step(spec, x))[..., None]
-    gates: dict[str, Any] = {**given, "lengths": x.lengths, "normalize": spec.normalize is not None}
-    y, after = run(rule_of(spec), q, k, written, state=x.S if x.Z is None else (x.S, x.Z), **gates)
-    S, Z = after if isinstance(after, tuple) else (after, None)
+    y, S, Z = _recurrence(spec, x, q, k, written, {**given, "lengths": x.lengths})
     if x.skip is not None:
         y = _without_padding(x, y + x.skip * v)
     return Mixed(finish(spec, x, y).astype(x.first.dtype), S, Z, memory)

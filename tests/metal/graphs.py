@@ -47,7 +47,7 @@ def metal_in_name() -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "trusted_by_key", lambda *_: True))
         stack.enter_context(mock.patch.object(paths, "trusted", lambda *_: True))
         stack.enter_context(mock.patch.object(backend, "compiled", lambda f: _one(f.__name__, f)))
-        for owner, name in ((mx, "dequantize"), *((mx.fast, name) for name in _FUSED)):
+        for owner, name in ((mx, "contiguous"), (mx, "dequantize"), *((mx.fast, name) for name in _FUSED)):
             stack.enter_context(mock.patch.object(owner, name, _one(name, getattr(owner, name))))
         yield
     kernels.kernel.cache_clear()

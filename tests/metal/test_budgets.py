@@ -14,8 +14,9 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode
-from mlxlin.metal.layers import add_norm
+from mlxlin.metal.layers import add_norm, gated_norm
 from mlxlin.metal.mixer import FusedSpec
+from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import chunk, scan
 from mlxlin.metal.rwkv7 import time_mix
 from mlxlin.recurrences.rwkv7 import sample
@@ -230,6 +231,40 @@ def test_decode_with_features(name: str, operations: int, simd: int, issued: int
         simd=simd,
         barriers=2 * H,
         threadgroup=4 * (2 * K + V + (K if spec.decay == "channel" else 0)),
+    ).check(launch)
+
+
+def test_prefill_of_mamba2() -> None:
+    """A projected channel is read for four tokens; values are written with their step and without."""
+    spec, tokens = MIXERS["mamba 2"], 8
+    x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
+    (launch,) = launches_of(lambda: prefill(spec, x))
+    written = tokens * (spec.width + 64 * 64) * 2 + 3 * spec.width * 2 + tokens * 64 * 4
+    Budget(
+        unique=(tokens + 4 + 3) * spec.width * 2 + tokens * 64 * 2 + written + 2_000,
+        issued=(tokens * (4 + 4) + 3) * spec.width * 2
+        + written
+        + tokens * (8 + 8 + 64) * 32 * 20,  # steps by all lanes
+        flops=14 * tokens * spec.width,
+        simd=0,
+    ).check(launch)
+
+
+def test_gated_norm_with_what_bypasses_the_recurrence() -> None:
+    tokens, C, groups = 8, 64 * 64, 8
+    y, v = mx.zeros((1, tokens, C), dtype=mx.bfloat16), mx.zeros((1, tokens, 64, 64), dtype=mx.bfloat16)
+    (launch,) = launches_of(
+        lambda: gated_norm(
+            y, y, y[0, 0], 1e-5, activation="silu", groups=groups, gate_first=True, skip=mx.zeros((64, 1)), v=v
+        )
+    )
+    Budget(
+        unique=4 * tokens * C * 2 + C * 2 + 1_000,
+        issued=tokens * C * 2 * (2 * (3 + 2) + 2) + 20_000,
+        flops=17 * tokens * C,
+        simd=tokens * groups * 2 * 2,
+        barriers=tokens * groups,
+        threadgroup=128,
     ).check(launch)
 
 

@@ -47,10 +47,11 @@ def test_a_mixer_decodes_in_one_dispatch_or_two_where_heads_are_few_or_normed_to
     assert decode_counts(MIXERS[name], tokens) == {"decode": 1, **apart}
 
 
-@pytest.mark.parametrize("name", [name for name in MIXERS if MIXERS[name].prefills])
+@pytest.mark.parametrize("name", [name for name in MIXERS if name != "comba"])
 def test_a_mixer_prefills_in_four_dispatches(name: str) -> None:
     prep = "prep_channel" if MIXERS[name].decay == "channel" else "prep_head"
-    assert decode_counts(MIXERS[name], 64) == {"prefill": 1, prep: 1, "chunk": 1, "gated_norm": 1}
+    around = {} if name == "low rank" else {"prefill": 1, "gated_norm": 1}  # it has nothing around its recurrence
+    assert decode_counts(MIXERS[name], 64) == {prep: 1, "chunk": 1, **around}
 
 
 @pytest.mark.parametrize("tokens", [5, 64])

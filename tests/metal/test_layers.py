@@ -78,6 +78,31 @@ def test_gated_norm_without_a_gain() -> None:
     assert error(gated_norm(y, None, None, 1e-5, groups=3), expected) < TOLERANCE[mx.float32]
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gated_norm_adds_what_bypasses_the_recurrence(normed: bool, shared: bool) -> None:
+    """In float32, before the gate and the norm (Mamba-2); one factor per head or per channel."""
+    y, v = normal(2, 3, 192, dtype=mx.bfloat16), normal(2, 3, 6, 64, dtype=mx.bfloat16, seed=1)[..., ::2]
+    gate, skip = normal(2, 3, 192, seed=2), normal(6, 1 if shared else 32, seed=3) * 100
+    eps, groups = (1e-5, 2) if normed else (None, 6)
+    found = gated_norm(y, gate, None, eps, activation="silu", groups=groups, gate_first=normed, skip=skip, v=v)
+    act = float64(gate) / (1 + np.exp(-float64(gate)))
+    x = (float64(y).reshape(2, 3, 6, 32) + float64(skip) * float64(v)).reshape(2, 3, 192) * act
+    expected = rms_norm(x.reshape(2, 3, 2, 96), np.ones(96), 1e-5).reshape(x.shape) if normed else x
+    assert error(found, expected) < TOLERANCE[mx.bfloat16]
+
+
+def test_gated_norm_is_zero_where_nothing_is_real() -> None:
+    y = normal(2, 3, 64)
+    y, gate = mx.where(mx.arange(3)[:, None] > 1, mx.nan, y), mx.where(mx.arange(3)[:, None] > 0, mx.nan, y)
+    bias = normal(64, seed=1)
+    found = gated_norm(
+        y, gate, None, 1e-5, bias=bias, centered=True, groups=2, activation="silu", lengths=mx.array([1, 0])
+    )
+    assert mx.all(mx.isfinite(found)) and mx.any(found[0, 0] != 0)
+    assert mx.all(found[0, 1:] == 0) and mx.all(found[1] == 0)
+
+
 def routed(
     logits: Float64, top: int, score: str, correction: Float64, groups: int, kept: int
 ) -> tuple[Float64, Float64]:

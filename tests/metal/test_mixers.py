@@ -42,22 +42,25 @@ def retention(**changes: Any) -> LinearSpec:
 
 @dataclass(frozen=True)
 class Expected:
-    """A mixer, and its dispatches beside `decode`."""
+    """A mixer, its dispatches beside `decode`, and those around the recurrence of a prompt."""
 
     spec: LinearSpec
     after: tuple[str, ...] = ("gated_norm",)  # few heads are split over threadgroups, so the norm is apart
+    prompt: tuple[str, ...] = ("prefill", "gated_norm")
 
 
 FORGET = DecaySpec("forget", vector=True, bounds=3, layer=2)
 STEPS = DecaySpec("softplus", scales_values=True, shortest=0.01, longest=0.5)
 MAMBA = OutputSpec(NORM, "silu", joint=True, groups=2, gate_first=True)
 MIXERS = {
-    "linear": Expected(PLAIN),
+    "linear": Expected(PLAIN, prompt=("gated_norm",)),
     "linear, elu and normaliser": Expected(replace(PLAIN, features="elu", normalize=True)),
     "linear, hedgehog": Expected(
         replace(PLAIN, heads=4, kv_heads=2, features="hedgehog", normalize=True, simplex_q=True, simplex_k=True)
     ),
-    "linear, t2r": Expected(replace(PLAIN, features="t2r", tied_features=True, output=OutputSpec(None)), ()),
+    "linear, t2r": Expected(
+        replace(PLAIN, features="t2r", tied_features=True, output=OutputSpec(None)), (), ("prefill",)
+    ),
     "linear, product": Expected(replace(PLAIN, features="hadamard")),
     "linear, dpfp": Expected(
         replace(PLAIN, key_dim=16, features="dpfp", simplex_k=True, output=OutputSpec(NormSpec(1e-6, affine=False)))
@@ -164,6 +167,25 @@ def test_a_mixer_decodes_by_kernels_as_by_operations(name: str, monkeypatch: pyt
     assert [launch.name for launch in launches] == ["decode", *expected.after]
     real = mx.array([[1.0, 1.0], [1.0, 0.0]])[..., None]
     pairs = [(found[0] * real, y * real), *((found[1][part], plain[part]) for part in plain)]
+    assert set(found[1]) == set(plain)
+    for a, b in pairs:
+        assert float(mx.sqrt(mx.square(a - b).mean())) < 1e-5 * float(mx.sqrt(mx.square(b).mean()))
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_mixer_reads_a_prompt_by_kernels_as_by_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, length, lengths = MIXERS[name], 19, mx.array([19, 7])
+    built = mixer_of(expected.spec)
+    x = mx.random.normal((2, length, WIDTH), key=mx.random.key(3))
+    step = Step(length, mx.zeros((2,), mx.int32), lengths)
+    y, plain = built(x, built.fresh(2), step)
+    monkeypatch.setattr(mixer, "on_metal", lambda: True)
+    monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
+    found: list[Any] = []
+    launches = launches_of(lambda: found.extend(built(x, built.fresh(2), step)))
+    assert [launch.name for launch in launches] == list(expected.prompt)  # `run` itself knows of no Metal here
+    real = (mx.arange(length) < lengths[:, None])[..., None]
+    pairs = [(mx.where(real, found[0], 0), mx.where(real, y, 0)), *((found[1][part], plain[part]) for part in plain)]
     assert set(found[1]) == set(plain)
     for a, b in pairs:
         assert float(mx.sqrt(mx.square(a - b).mean())) < 1e-5 * float(mx.sqrt(mx.square(b).mean()))

@@ -41,20 +41,20 @@ RING = json.loads((FIXTURES / "bailing_moe_linear" / "config.json").read_text())
     "num_attention_heads": 2,
     "head_dim": 32,
 }
-WHOLE = {"prefill", "chunk", "gated_norm", "decode"}
+AROUND = {"prefill", "gated_norm", "decode"}
 MODELS = {
-    "gated delta net": (GATED_DELTA_NET, WHOLE),
-    "gated linear attention": (GATED_LINEAR, WHOLE),
-    "comba": (COMBA | {"num_heads": 2}, {"prep_channel", "chunk", "decode", "gated_norm"}),
-    "rwkv 6": (RWKV6 | {"num_hidden_layers": 2}, {"prep_channel", "chunk", "decode"}),
-    "hgrn2": (HGRN2 | {"num_hidden_layers": 1}, {"decode", "gated_norm"}),
-    "linear attention, products": (MAPPED | {"feature_map": "elementwise_product"}, {"decode", "gated_norm"}),
-    "linear attention, hedgehog": (MAPPED | {"feature_map": "hedgehog", "norm_feature_map": True}, {"decode"}),
-    "linear attention, t2r": (MAPPED | {"feature_map": "t2r", "tie_feature_map_qk": True}, {"decode", "gated_norm"}),
-    "linear attention, dpfp": (MAPPED | {"feature_map": "dpfp", "num_heads": 4, "expand_v": 2.0}, {"decode"}),
-    "delta net": (DELTA_NET, {"decode", "gated_norm"}),
-    "ring": (RING, {"decode", "gated_norm"}),
-    "mamba 2": (MAMBA | {"state_size": 32, "num_hidden_layers": 1}, {"prep_head", "chunk", "gated_norm", "decode"}),
+    "gated delta net": GATED_DELTA_NET,
+    "gated linear attention": GATED_LINEAR,
+    "comba": COMBA | {"num_heads": 2},
+    "rwkv 6": RWKV6 | {"num_hidden_layers": 2},
+    "hgrn2": HGRN2 | {"num_hidden_layers": 1},
+    "linear attention, products": MAPPED | {"feature_map": "elementwise_product"},
+    "linear attention, hedgehog": MAPPED | {"feature_map": "hedgehog", "norm_feature_map": True},
+    "linear attention, t2r": MAPPED | {"feature_map": "t2r", "tie_feature_map_qk": True},
+    "linear attention, dpfp": MAPPED | {"feature_map": "dpfp", "num_heads": 4, "expand_v": 2.0},
+    "delta net": DELTA_NET,
+    "ring": RING,
+    "mamba 2": MAMBA | {"state_size": 32, "num_hidden_layers": 1},
 }
 
 
@@ -67,7 +67,7 @@ def own_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run(model: Model, prompt: int, lengths: mx.array | None = None) -> list[mx.array]:
     """Logits of a prompt and of three tokens after it."""
     tokens = mx.array(np.random.default_rng(1).integers(0, 64, (2, prompt + 3)), dtype=mx.int32)
-    logits, state = model(tokens[:, :prompt], lengths=lengths)
+    logits, state = model(tokens[:, :prompt], lengths=lengths, logits="last")
     outputs = [logits[:, -1]]
     for t in range(3):
         logits, state = model(tokens[:, prompt + t : prompt + t + 1], state)
@@ -75,10 +75,8 @@ def run(model: Model, prompt: int, lengths: mx.array | None = None) -> list[mx.a
     return outputs
 
 
-@pytest.mark.parametrize(("config", "expected"), MODELS.values(), ids=MODELS)
-def test_a_model_gives_the_same_logits_by_kernels(
-    config: dict[str, Any], expected: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_a_model_gives_the_same_logits_by_kernels(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, lengths = tiny_model(config), mx.array([33, 17])
     plain = run(model, 33, lengths)
     for module in (kernels, mixer):
@@ -87,7 +85,8 @@ def test_a_model_gives_the_same_logits_by_kernels(
     monkeypatch.setattr(mixer, "trusted_by_key", lambda *_: True)
     by_kernels: list[mx.array] = []
     launches = launches_of(lambda: by_kernels.extend(run(model, 33, lengths)))
-    assert {launch.name for launch in launches} >= expected
+    names = {launch.name for launch in launches}
+    assert names >= AROUND and names & {"chunk", "scan"}  # where outputs are normalised there are no chunks
     for a, b in zip(by_kernels, plain, strict=True):
         assert float(mx.abs(a - b).max()) < 1e-4 * float(mx.abs(b).max())
 

@@ -52,7 +52,8 @@ def run_decode_kinds() -> Arrays:
 
 
 def run_prefill() -> Arrays:
-    return [z for z in vars(prefill(*Call("kda-bounded", T=5).projected())).values() if z is not None]
+    calls = [Call(name, T=3) for name in ("kda-bounded", "mamba2", "retention-grouped", "forgetting", "comba")]
+    return [z for call in calls for z in vars(prefill(*call.projected())).values() if z is not None]
 
 
 def run_layers() -> Arrays:
@@ -62,6 +63,7 @@ def run_layers() -> Arrays:
         *layer_normed,
         *add_norm(x, x, x[0, 0], 1e-6),
         gated_norm(x, x, x[0, 0], 1e-6),
+        gated_norm(x, x, None, None, activation="silu", groups=5, skip=x[0, 0, :10, None], v=x.reshape(1, 2, 10, 100)),
         *router_topk(normal(1, 9, 64), 4),
     ]
 

@@ -19,6 +19,7 @@ from .tokens import (
     RWKV6,
     TIME_MIX,
     layer_dispatches,
+    prompt_dispatches,
     token_dispatches,
 )
 
@@ -117,6 +118,12 @@ def test_dispatches_of_a_layer_of_rwkv7(packed: bool, limit: int) -> None:
     layer = by_kind(three - two)
     assert (layer["products"], layer["time_mix"], layer["add_norm"]) == (14, 1, 2)
     assert layer.total() <= limit
+
+
+def test_dispatches_of_a_prompt_in_a_layer_of_mamba2() -> None:
+    """As many for any length: what precedes the recurrence, the recurrence in two, what follows it."""
+    one, two = (prompt_dispatches(MAMBA | {"num_hidden_layers": n}, 64) for n in (1, 2))
+    assert by_kind(two - one) == Counter(add_norm=1, products=2, prefill=1, prep_head=1, chunk=1, gated_norm=1)
 
 
 # Of 4 layers, above. Sorting and cumulative sums are counted as one, though a large vocabulary takes several passes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 from mlxlin.backend import mx
 from mlxlin.models import Model, find, parameters
@@ -129,6 +130,19 @@ def token_dispatches(config: Mapping[str, Any], packed: bool = False, sampling: 
             return [logits if sampler is None else sampler(logits), *new.arrays().values()]
 
         return dispatches(exported(call, mx.array([[4]])))
+
+
+def prompt_dispatches(config: Mapping[str, Any], length: int) -> Counter[str]:
+    """Of a prompt, up to the logits of its last token; no token is looked at."""
+    with metal_in_name(), mock.patch.object(Model, "_token_array", lambda self, tokens: tokens):
+        model = model_of(config, packed=False)
+
+        def call(tokens: mx.array) -> list[mx.array]:
+            logits, new = model(tokens, logits="last")
+            assert logits is not None
+            return [logits, *new.arrays().values()]
+
+        return dispatches(exported(call, mx.zeros((1, length), dtype=mx.int32)))
 
 
 def layer_dispatches(config: Mapping[str, Any], packed: bool = False) -> dict[str, Counter[str]]:
