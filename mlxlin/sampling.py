@@ -17,6 +17,7 @@ from mlxlin.errors import InputError
 
 WINDOW = 256  # tokens, of prompt and reply together, that the penalties look back on
 _BLOCK = 256  # random numbers drawn at a time
+_LARGEST = 1e30  # what options may do to a logit stays finite in float32
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Sampling:
     """How to choose the next token; the default always takes the likeliest.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest token and leaves the rest below without effect.
+        temperature: divides the logits; 0, or less than 1e-30, takes the likeliest token and leaves the next three
+            without effect.
         top_k: keep this many of the likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens whose probabilities add up to this; ties with the last of them stay too.
         min_p: drop tokens less probable than this fraction of the likeliest one.
@@ -48,23 +50,24 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0 <= _number(self.temperature) < math.inf, "finite and 0 or more")
+        _check("temperature", self.temperature, 0 <= _number(self.temperature) <= _LARGEST, "from 0 to 1e30")
         _check("top_k", self.top_k, _whole(self.top_k) and self.top_k >= 0, "a whole number, 0 or more")
         _check("top_p", self.top_p, 0 < _number(self.top_p) <= 1, "above 0 and at most 1")
         _check("min_p", self.min_p, 0 <= _number(self.min_p) <= 1, "between 0 and 1")
-        _check(
-            "repeat_penalty",
-            self.repeat_penalty,
-            0 < _number(self.repeat_penalty) < math.inf,
-            "a finite number above 0",
-        )
-        _check("presence_penalty", self.presence_penalty, math.isfinite(_number(self.presence_penalty)), "finite")
+        positive = 1 / _LARGEST <= _number(self.repeat_penalty) <= _LARGEST
+        _check("repeat_penalty", self.repeat_penalty, positive, "above 0: from 1e-30 to 1e30")
+        bounded = -_LARGEST <= _number(self.presence_penalty) <= _LARGEST
+        _check("presence_penalty", self.presence_penalty, bounded, "from -1e30 to 1e30")
         seeded = self.seed is None or (_whole(self.seed) and 0 <= self.seed < 2**64)
         _check("seed", self.seed, seeded, "a whole number from 0 to 2^64 - 1")
         for token, bias in self.logit_bias.items():
-            _check(
-                "logit_bias", {token: bias}, _whole(token) and token >= 0 and _number(bias) < math.inf, "finite or -inf"
-            )
+            added = _number(bias) == -math.inf or -_LARGEST <= _number(bias) <= _LARGEST
+            _check("logit_bias", {token: bias}, _whole(token) and token >= 0 and added, "at most 1e30 in size, or -inf")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < 1 / _LARGEST
 
     @property
     def looks_back(self) -> bool:
@@ -114,7 +117,7 @@ class Sampler:
         if logits.shape[0] != self._rows:
             raise InputError(f"The sampler has {self._rows} rows, the logits {logits.shape[0]}.")
         adjusted = self._penalise(self._add_bias(logits))
-        if self.sampling.temperature == 0:
+        if self.sampling.greedy:
             token = mx.argmax(adjusted, axis=-1)
         else:
             token = _draw(adjusted, self._next_uniform(), self.sampling)
@@ -186,7 +189,7 @@ def _or_none(sound: mx.array, token: mx.array) -> mx.array:
 @one_dispatch
 def _weights(logits: mx.array, top: mx.array, temperature: mx.array) -> mx.array:
     """Probabilities up to a factor: 1 for the largest logit, `top`."""
-    return mx.exp(logits / temperature - top / temperature)
+    return mx.exp((logits - top) / temperature)
 
 
 @one_dispatch

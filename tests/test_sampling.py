@@ -81,6 +81,31 @@ def test_greedy_takes_the_likeliest_and_ignores_the_rest() -> None:
     assert Sampler(Sampling())(mx.array(LOGITS)[None, None]).tolist() == [int(LOGITS.argmax())]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-31, 1e-29, 1e-6])
+@pytest.mark.parametrize("top", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_near_zero_temperatures_take_the_likeliest(temperature: float, top: dict[str, Any]) -> None:
+    sampling = Sampling(temperature, seed=0, **top)
+    assert Sampler(sampling)(mx.array(LOGITS)[None]).tolist() == [int(LOGITS.argmax())]
+
+
+@pytest.mark.parametrize(
+    ("options", "token"),
+    [
+        ({"logit_bias": {7: 1e30}}, 7),
+        ({"logit_bias": {int(LOGITS.argmax()): -1e30}}, int(np.argsort(LOGITS)[-2])),
+        ({"repeat_penalty": 1e-30}, 7),
+        ({"presence_penalty": -1e30}, 7),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1e-29, 0.7])
+def test_the_largest_options_stay_finite(options: dict[str, Any], token: int, temperature: float) -> None:
+    logits = np.where(np.arange(50) == 7, 0.5, LOGITS).astype(np.float32)
+    sampler = Sampler(Sampling(temperature, seed=0, **options), [[7]])
+    drawn = {int(sampler(mx.array(logits)[None])[0]) for _ in range(5)}
+    assert drawn == {token} if temperature < 0.1 or token == 7 else int(LOGITS.argmax()) not in drawn
+
+
 def draws(sampler: Sampler, logits: mx.array, count: int) -> list[list[int]]:
     return np.stack([numbers(sampler(logits)) for _ in range(count)], axis=1).tolist()
 
@@ -196,7 +221,12 @@ def test_log_probabilities_are_the_models_own() -> None:
         {"min_p": -0.1},
         {"min_p": 1.1},
         {"repeat_penalty": 0},
+        {"temperature": 1e31},
+        {"repeat_penalty": 1e-31},
+        {"repeat_penalty": 1e31},
         {"presence_penalty": math.inf},
+        {"presence_penalty": -1e31},
+        {"logit_bias": {1: 1e39}},
         {"logit_bias": {-1: 1.0}},
         {"logit_bias": {1: math.inf}},
         {"logit_bias": {1: math.nan}},

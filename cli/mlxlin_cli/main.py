@@ -155,10 +155,11 @@ def report(error: Exception) -> int:
         complain(error.message, usage_hint(error))
         return USAGE
     if isinstance(error, click.ClickException):
-        complain(error.format_message())
+        complain(error.format_message(), "See 'mlxlin --help'.")
         return FAILED
     if isinstance(error, OSError) and error.strerror:
-        complain(f"{error.strerror}{f': {error.filename}' if error.filename else ''}.")
+        named = f": {error.filename}" if error.filename else ""
+        complain(f"{error.strerror}{named}.", "Check the path, its permissions, and the space on its disk.")
         return FAILED
     complain(f"Internal error: {type(error).__name__}: {error}", "See where with --debug, and please report it.")
     return FAILED

@@ -16,7 +16,7 @@ from mlxlin.models.spec import ModelSpec, MoeSpec
 from mlxlin.models.ties import PACKED, Tensor, repeated, resolve_head
 from mlxlin.models.values import Operation, Place
 
-_OTHER = "It is incomplete or damaged, or its config.json describes another model."
+_OTHER = "The checkpoint is incomplete or damaged, or its config.json describes another model."
 
 
 class Family(Protocol):

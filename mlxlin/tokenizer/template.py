@@ -20,6 +20,7 @@ Message = Mapping[str, Any]
 
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables that templates read, in the order of preference
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_ROUGH = "The template may expect other roles or contents; --raw (raw=True) goes without it."
 _MARKERS = (("<think>", "</think>"), ("◁think▷", "◁/think▷"))
 
 
@@ -81,15 +82,15 @@ class ChatTemplate:
         try:
             return self._template.render(messages=normalize(messages), **cast(dict[str, Any], plain(variables)))
         except jinja2.sandbox.SecurityError as error:
-            raise TokenizerError(f"{self.origin} does what a chat template may not: {error}") from error
+            raise TokenizerError(f"{self.origin} does what a chat template may not: {error}", _ROUGH) from error
         except jinja2.UndefinedError as error:
-            raise TokenizerError(f"{self.origin} fails on this conversation: {error}") from error
+            raise TokenizerError(f"{self.origin} fails on this conversation: {error}", _ROUGH) from error
         except jinja2.TemplateError as error:
             hint = "Check the order and the roles of the messages."
             raise TokenizerError(f"The chat template refuses this conversation: {error}", hint) from error
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise TokenizerError(f"{self.origin} fails on this conversation: {what}") from error
+            raise TokenizerError(f"{self.origin} fails on this conversation: {what}", _ROUGH) from error
 
 
 def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:

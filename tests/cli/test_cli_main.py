@@ -68,6 +68,17 @@ def test_a_deliberate_error_is_two_lines_and_code_1(cli, script, monkeypatch: py
     assert result.err == "Error: There is no such folder.\nHint: Name another.\n"
 
 
+@pytest.mark.parametrize("kind", [mlxlin.MlxlinError, *mlxlin.MlxlinError.__subclasses__()])
+def test_an_error_without_a_hint_of_its_own_has_that_of_its_kind(cli, script, monkeypatch, kind: type) -> None:
+    def load(source: str, **_: object) -> None:
+        raise kind("config.json is not valid JSON.")
+
+    monkeypatch.setitem(mlxlin.__dict__, "load", load)
+    lines = cli("generate", "hi").err.splitlines()
+    assert len(lines) == 2 and lines[1] == f"Hint: {kind.usual_hint}" and kind.usual_hint.endswith(".")
+    assert kind is mlxlin.MlxlinError or kind.usual_hint != mlxlin.MlxlinError.usual_hint
+
+
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_an_unexpected_error_has_no_traceback_unless_asked(cli, script, where: str) -> None:
     def broken(number: int) -> None:
@@ -119,8 +130,8 @@ def test_a_full_disk_is_two_lines(command_line: list[str], environment: dict[str
             [*command_line, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: No space left on device.")
-    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+    error, hint = done.stderr.splitlines()
+    assert error == "Error: No space left on device." and hint.startswith("Hint: ") and "space" in hint
 
 
 def test_a_closed_standard_output_is_no_crash(command_line: list[str], environment: dict[str, str]) -> None:
