@@ -45,7 +45,7 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     arrays = {name: array for name, array in inputs(spec, x).items() if array is not None}
     results = launch(
         "decode",
-        ("mixer", "decode"),
+        ("mixer", "stage", "decode"),
         _body(spec, B, T, tuple(arrays), tuple(outputs)),
         {**arrays, "T": T},
         outputs,

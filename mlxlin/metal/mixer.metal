@@ -68,8 +68,8 @@ inline float rectified(const thread CHANNELS& s, int b, int t, int c0, int j) {
   const float x = channel<ACTIVATION>(s, b, t, c0 + j % D);
   return max(j < D ? x : -x, 0.0f);
 }
-// Feature i of K of a head whose projected channels begin at c0. MAP is an activation or a map of the whole vector: DPFP
-// of K / 8 channels (Schlag et al. 2021, nu = 4), PRODUCT of the halves of 2 K, HEDGEHOG's logits of K / 2.
+// Feature i of K of a head whose projected channels begin at c0. MAP is an activation or a map of the whole vector:
+// DPFP of K / 8 channels (Schlag et al. 2021, nu = 4), PRODUCT of the halves of 2 K, HEDGEHOG's logits of K / 2.
 template <int K, int MAP, int ACTIVATION, typename CHANNELS>
 inline float feature(const thread CHANNELS& s, int b, int t, int c0, int i) {
   if (MAP == DPFP) {

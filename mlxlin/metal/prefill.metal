@@ -1,6 +1,6 @@
-// A mixer's projections made ready for its recurrence: convolution, features, norm of vectors, rotation and gates of many
-// tokens. One SIMD-group per token and vector: queries, then the keys of each sub-token, then the values of each, which
-// bring the gates of their head. Past the last real token everything is zero.
+// A mixer's projections made ready for its recurrence: convolution, features, norms, rotation and gates of many tokens.
+// One SIMD-group per token and vector: queries, then the keys of each sub-token, then the values of each, which bring
+// the gates of their head. Past the last real token everything is zero.
 template <int K> inline Lanes<K> zero_vector() {
   Lanes<K> v;
 #pragma unroll

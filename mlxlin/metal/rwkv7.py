@@ -82,7 +82,7 @@ def time_mix(x: TimeMix, *, tape: bool = False) -> Mixed:
     body = _body(H, K, x.eps, x.key_eps, tokens, x.lengths is not None, tape)
     y, S, *taped = launch(
         "time_mix",
-        ("mixer", "decode", "rwkv7"),
+        ("mixer", "stage", "decode", "rwkv7"),
         body,
         {**arrays, "T": T},
         outputs,
