@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mlxlin.backend import mx
 from mlxlin.errors import CheckpointError, InputError
+from mlxlin.tokenizer import Tokenizer, holds_tokenizer
 
 from . import card
 from .folder import MANIFEST, check_disk, check_target, new_folder
@@ -104,7 +105,7 @@ def convert_checkpoint(
         notice: called with sentences a person should know.
 
     Raises:
-        CheckpointError, UnsupportedError: the source is broken or not something mlxlin runs.
+        CheckpointError, TokenizerError, UnsupportedError: the source is broken or not something mlxlin runs.
         InputError: contradicting options, or an output that is not ours to replace.
         HubError, ResourceError: no access to the model; not enough disk.
     """
@@ -121,13 +122,25 @@ def convert_checkpoint(
     if path.is_dir() and is_converted(path):
         return _carry(path, target, chosen, dtype, dry_run, progress)
     prepared = prepare(open_checkpoint(path, dtype or mx.bfloat16), chosen, dtype)
-    for text in prepared.notices:
+    for text in [*prepared.notices, *_about_tokenizer(path if path.is_dir() else path.parent)]:
         if notice is not None:
             notice(text)
     if dry_run or target is None:
         return Report(None, prepared, chosen)
     _write(path, target, prepared, chosen, dtype, progress)
     return Report(target, prepared, chosen)
+
+
+def _about_tokenizer(folder: Path) -> list[str]:
+    """What to know of the source's tokenizer before its weights are converted, which may take long.
+
+    Raises:
+        TokenizerError: there is one that cannot be read.
+    """
+    if not holds_tokenizer(folder):
+        return [f"{folder} holds no tokenizer; what is made of it cannot generate text without one."]
+    Tokenizer.from_folder(folder)
+    return []
 
 
 def _write(

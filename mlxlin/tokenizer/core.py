@@ -16,6 +16,7 @@ from .template import ChatTemplate, Message
 from .thoughts import ThoughtSplitter
 
 _WORLD = "rwkv_vocab_*.txt"
+_VOCABULARIES = ("tokenizer.json", "tiktoken.model", _WORLD, "tokenizer.model", "spiece.model")
 _HINT = "Beside the weights belongs tokenizer.json, tiktoken.model, rwkv_vocab_v20230424.txt or tokenizer.model."
 # generation_config.json's names for what mlxlin's samplers take
 _DEFAULTS = {
@@ -210,9 +211,13 @@ class Tokenizer:
         return ids[-1] if ids and self.vocabulary.is_special(ids[-1]) else None
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether there is a vocabulary for `Tokenizer.from_folder`."""
+    return any(True for name in _VOCABULARIES for _ in folder.glob(name))
+
+
 def _vocabulary_file(folder: Path) -> Path:
-    names = ["tokenizer.json", "tiktoken.model", _WORLD, "tokenizer.model", "spiece.model"]
-    for name in names:
+    for name in _VOCABULARIES:
         for path in sorted(folder.glob(name)):
             return path
     raise TokenizerError(f"{folder} holds no tokenizer.", _HINT)

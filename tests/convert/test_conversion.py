@@ -14,11 +14,12 @@ from mlxlin.backend import mx
 from mlxlin.convert import Recipe, convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
 from mlxlin.convert.manifest import read_manifest
-from mlxlin.errors import CheckpointError, InputError, MlxlinError, ResourceError, UnsupportedError
+from mlxlin.errors import CheckpointError, InputError, MlxlinError, ResourceError, TokenizerError, UnsupportedError
 from mlxlin.loader import load_model
 from mlxlin.models import QuantSpec
 from tests.convert.checkpoints import CONFIG, bf16, bytes_of, config, logits, mlx_layout, same, save, weights
 from tests.models.golden import FIXTURES
+from tests.tokenizer_folders import byte_level, write
 
 FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "golden.safetensors").exists())
 
@@ -50,6 +51,32 @@ def test_b01_converting_twice_changes_nothing(tmp_path: Path, options: dict[str,
     report = convert_checkpoint(tmp_path / "a", tmp_path / "c")
     assert report.carried
     assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b") == bytes_of(tmp_path / "c")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tiktoken.model"])
+def test_a_tokenizer_that_cannot_be_read_ends_it_before_anything_is_written(
+    tmp_path: Path, file: str, dry_run: bool
+) -> None:
+    raw = save(tmp_path / "raw", weights())
+    write(raw, byte_level())
+    (raw / file).write_bytes(b"\xff{")
+    if file.endswith(".model"):
+        (raw / "tokenizer.json").unlink()
+    with pytest.raises(TokenizerError) as caught:
+        convert_checkpoint(raw, tmp_path / "out", dry_run=dry_run)
+    assert caught.value.hint and (file in caught.value.message or "sentencepiece" in caught.value.message)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_source_without_a_tokenizer_is_converted_and_that_is_said(tmp_path: Path, present: bool) -> None:
+    raw = save(tmp_path / "raw", weights())
+    if present:
+        write(raw, byte_level())
+    notices: list[str] = []
+    report = convert_checkpoint(raw, tmp_path / "out", notice=notices.append)
+    assert report.out is not None and any("no tokenizer" in text for text in notices) == (not present)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +275,8 @@ def test_large_models_are_split_and_load_the_same(tmp_path: Path, monkeypatch: p
 
 def test_side_files_and_provenance_are_carried(tmp_path: Path) -> None:
     cache = tmp_path / "models--owner--model" / "snapshots" / ("a" * 40)
-    save(cache, weights())
-    for name, text in {"tokenizer.json": "{}", "chat_template.jinja": "x", "rwkv_vocab_v20230424.txt": "1"}.items():
+    write(save(cache, weights()), byte_level())
+    for name, text in {"chat_template.jinja": "x", "rwkv_vocab_v20230424.txt": "1"}.items():
         (cache / name).write_text(text)
     (cache / "additional_chat_templates").mkdir()
     (cache / "additional_chat_templates" / "tool.jinja").write_text("y")

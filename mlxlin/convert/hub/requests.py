@@ -104,7 +104,8 @@ def explain(error: Exception, repo: str, revision: str | None) -> HubError:
         return HubError(f"{repo} has no revision '{revision}'.", "Leave --revision out for the newest one.")
     if isinstance(error, errors.RepositoryNotFoundError):
         return HubError(
-            f"There is no model {repo} on the hub, or it is private.", f"Check the name; for a private one {login}."
+            f"There is no folder {repo} here and no such model on the hub, or it is private.",
+            f"Check the name; for a private one {login}.",
         )
     if status in (401, 403):
         return HubError(f"The hub refuses access to {repo} ({status}).", f"Ask for access on {page}, or {login}.")
@@ -115,6 +116,6 @@ def explain(error: Exception, repo: str, revision: str | None) -> HubError:
     if status:
         return HubError(f"The hub answered with error {status}.", "Try again later.")
     return HubError(
-        f"The hub cannot be reached ({type(error).__name__}).",
-        "Check the connection; what was downloaded stays and continues.",
+        f"The hub cannot be reached for {repo} ({type(error).__name__}).",
+        "Check the connection, or the path if a folder was meant; what was downloaded stays and continues.",
     )
