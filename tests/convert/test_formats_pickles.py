@@ -124,9 +124,19 @@ def test_b12_sharded_pytorch_files_are_read_by_their_index(tmp_path: Path) -> No
     for file in set(where.values()):
         save_torch(tmp_path / file, {name: made[name] for name in names if where[name] == file})
     assert same(logits(tmp_path), logits(save(tmp_path / "safetensors", made)))
-    (tmp_path / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(CheckpointError, match="pytorch_model-00002-of-00002.bin is missing"):
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {**where, "x": "pytorch_model-00001-of-00002.bin"}}))
+    with pytest.raises(CheckpointError, match="pytorch_model-00001-of-00002.bin does not hold x, which the index says"):
         open_checkpoint(tmp_path)
+    index.unlink()
+    assert same(logits(tmp_path), logits(tmp_path / "safetensors")), "a whole series of shards needs no index"
+    for content in (where, None):
+        (tmp_path / "pytorch_model-00002-of-00002.bin").unlink(missing_ok=True)
+        if content is not None:
+            index.write_text(json.dumps({"weight_map": content}))
+        with pytest.raises(CheckpointError, match="pytorch_model-00002-of-00002.bin is missing"):
+            open_checkpoint(tmp_path)
+        index.unlink(missing_ok=True)
 
 
 class _Shell:
@@ -183,6 +193,53 @@ def test_damaged_pytorch_files_are_named(tmp_path: Path, damage: str) -> None:
             archive.writestr("archive/data.pkl", bytes(content[content.index(b"\x80\x02") : content.index(b"PK", 40)]))
             archive.writestr("archive/data/0", BASE.tobytes())
     with pytest.raises(CheckpointError, match="model.pth"):
+        open_checkpoint(file)
+
+
+_HEAD = b"".join(pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+_REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x8e" + b"\xff" * 7 + b"\x7f.",  # bytes of more than any length
+        b"\x8d" + b"\xff" * 8 + b".",  # a text of more than any length
+        b"\x96" + b"\xff" * 7 + b"\x7f.",
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo of two thousand million places
+        b"\x82\x01.",  # an extension nobody registered
+        b"(" * 100_000 + b".",
+        b"]" * 100_000 + b"a" * 99_999 + b".",
+        b"\x80\x02NQ.",  # a storage that is None
+        b"\x80\x02}X\x01\x00\x00\x00a" + _REBUILD + b"(K\x01K\x02K\x03K\x04tRs.\x80\x02].",
+        pickle.dumps({"a": 1}, 2) + pickle.dumps(5, 2),  # keys that are a number
+        pickle.dumps({"a": 1}, 2) + pickle.dumps(["0"], 2),  # a storage nobody described
+        pickle.dumps(None, 2) + pickle.dumps([], 2),
+    ],
+)
+def test_b12_made_up_pickles_are_told_as_damage(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.pth"
+    file.write_bytes(_HEAD + content)
+    with pytest.raises(CheckpointError, match="model.pth"):
+        open_checkpoint(file)
+
+
+@pytest.mark.parametrize("damage", ["cut", "checksum", "pointer", "members"])
+def test_b12_a_damaged_archive_is_named_with_its_damage(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    save_torch(file, {"w": BASE})
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        content = content[: len(content) // 2]
+    elif damage == "checksum":
+        content[content.index(b"\x80\x02") + 12] ^= 255
+    elif damage == "members":
+        content = content.replace(b"archive/data/0", b"archive/other0")
+    else:
+        content = bytearray(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    file.write_bytes(content)
+    words = {"cut": "is truncated", "checksum": "CRC", "pointer": "Git LFS pointer", "members": "outside its storage"}
+    with pytest.raises(CheckpointError, match=f"pytorch_model.bin.*{words[damage]}"):
         open_checkpoint(file)
 
 

@@ -7,24 +7,28 @@ PyTorch >= 1.6 and the older stream of pickles.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from mlxlin.backend import mx
-from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.errors import CheckpointError, MlxlinError, UnsupportedError
 
+from . import shards
 from .raw import read_range
-from .safetensors import read_index
-from .tensor import DTYPES, Tensor
+from .shards import AGAIN
+from .tensor import DTYPES, Tensor, absent
 
 INDEX = "pytorch_model.bin.index.json"
 SUFFIXES = (".bin", ".pth", ".pt")
+_BESIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")  # what a training run saves as well
+_ZIP = b"PK"  # how a zip archive begins
 _MAGIC = 0x1950A86A20F9469CFC6C
 _STORAGES = {
     "DoubleStorage": "F64",
@@ -61,7 +65,7 @@ class _View:
 
 
 def _rebuild_tensor(storage: _Storage, offset: int, shape: Any, strides: Any, *_: Any) -> _View:
-    return _View(storage, offset, tuple(shape), tuple(strides))
+    return _View(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
 
 
 def _rebuild_parameter(view: _View, *_: Any) -> _View:
@@ -100,21 +104,73 @@ class _Restricted(pickle.Unpickler):
             raise UnsupportedError(f"{self.name} holds a kind of storage mlxlin does not know: {pid!r}")
         return self.storages.setdefault(str(key), _Storage(dtype, str(key), int(count)))
 
-    def load(self) -> Any:
-        try:
-            return super().load()
-        except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
-            message = f"{self.name} is damaged or not a PyTorch checkpoint: {error}"
-            raise CheckpointError(message, "Download it again.") from error
-
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """All tensors of one `.bin`, `.pt` or `.pth` file."""
-    content, places = _read_zip(path) if zipfile.is_zipfile(path) else _read_stream(path)
-    views = {key: value for key, value in _state_dict(content, path.name).items() if isinstance(value, _View)}
+    with path.open("rb") as file, _damage_named(path.name):
+        found = _read(file, path.name)
+        places = found.places(file)
+        return {key: _tensor(path, view, places) for key, view in found.views.items()}
+
+
+def blank_tensors(file: IO[bytes], name: str) -> dict[str, Tensor]:
+    """The tensors of a file of which little can be read (a remote one): shapes to plan with, zeros for values."""
+    with _damage_named(name):
+        views = _read(file, name).views
+        return {key: _described(view, name, absent).blank() for key, view in views.items()}
+
+
+@contextlib.contextmanager
+def _damage_named(name: str) -> Iterator[None]:
+    """Whatever goes wrong while a damaged or made-up file is taken apart is told as damage of that file."""
+    try:
+        yield
+    except MlxlinError:
+        raise
+    except (
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        EOFError,
+        ArithmeticError,
+        MemoryError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ) as error:
+        reason = str(error) or type(error).__name__
+        raise CheckpointError(f"{name} is damaged or not a PyTorch checkpoint: {reason}", AGAIN) from error
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a file says it holds: tensors by name; where their bytes begin, or the members of the archive they are."""
+
+    views: dict[str, _View]
+    starts: Mapping[str, int]
+    members: Mapping[str, zipfile.ZipInfo]
+
+    def places(self, file: IO[bytes]) -> dict[str, int]:
+        """Storage key -> position of its bytes in the file."""
+        return {**self.starts, **{key: _data_start(file, info) for key, info in self.members.items()}}
+
+
+def _read(file: IO[bytes], name: str) -> _Found:
+    head = file.read(64)
+    shards.refuse_pointer(head, name)
+    file.seek(0)
+    if head.startswith(_ZIP):
+        if not zipfile.is_zipfile(file):
+            raise CheckpointError(f"{name} is truncated: the directory at its end is missing.", AGAIN)
+        content, members = _read_zip(file, name)
+        starts: dict[str, int] = {}
+    else:
+        (content, starts), members = _read_stream(file, name), {}
+    views = {key: value for key, value in _state_dict(content, name).items() if isinstance(value, _View)}
     if not views:
-        raise CheckpointError(f"{path.name} holds no tensors.")
-    return {key: _tensor(path, view, places) for key, view in views.items()}
+        raise CheckpointError(f"{name} holds no tensors.")
+    return _Found(views, starts, members)
 
 
 def _state_dict(content: Any, name: str) -> Mapping[str, Any]:
@@ -127,91 +183,85 @@ def _state_dict(content: Any, name: str) -> Mapping[str, Any]:
     return content
 
 
-def _read_zip(path: Path) -> tuple[Any, dict[str, int]]:
-    """The pickled content and the position of each storage's bytes in the file."""
-    with zipfile.ZipFile(path) as archive:
+def _read_zip(file: IO[bytes], name: str) -> tuple[Any, dict[str, zipfile.ZipInfo]]:
+    """The pickled content, and the archive's member behind each storage key."""
+    with zipfile.ZipFile(file) as archive:
         members = {info.filename: info for info in archive.infolist()}
-        root = next((name[: -len("data.pkl")] for name in members if name.endswith("data.pkl")), None)
+        root = next((member[: -len("data.pkl")] for member in members if member.endswith("data.pkl")), None)
         if root is None:
-            raise CheckpointError(f"{path.name} is a zip file, but not a PyTorch checkpoint.")
+            raise CheckpointError(f"{name} is a zip file, but not a PyTorch checkpoint.")
         if root + "byteorder" in members and archive.read(root + "byteorder") != b"little":
-            raise UnsupportedError(f"{path.name} was written on a big-endian machine.")
-        places = {}
-        with path.open("rb") as raw:
-            for name, info in members.items():
-                if not name.startswith(root + "data/"):
-                    continue
-                if info.compress_type != zipfile.ZIP_STORED:
-                    raise UnsupportedError(f"{path.name} is compressed inside ({name}).", "Save it uncompressed.")
-                raw.seek(info.header_offset + 26)  # local header: lengths of the name and of the extra field
-                lengths = raw.read(4)
-                skip = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-                places[name[len(root + "data/") :]] = info.header_offset + 30 + skip
-        with archive.open(root + "data.pkl") as file:
-            return _Restricted(file, path.name).load(), places
+            raise UnsupportedError(f"{name} was written on a big-endian machine.")
+        data = {
+            member.removeprefix(root + "data/"): i for member, i in members.items() if member.startswith(root + "data/")
+        }
+        for key, info in data.items():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise UnsupportedError(f"{name} is compressed inside ({key}).", "Save it uncompressed.")
+        with archive.open(root + "data.pkl") as content:
+            return _Restricted(content, name).load(), data
 
 
-def _read_stream(path: Path) -> tuple[Any, dict[str, int]]:
+def _data_start(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Where the bytes of an archive's member begin: behind its local header, whose name and extra field vary."""
+    file.seek(info.header_offset + 26)
+    lengths = file.read(4)
+    return info.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+
+
+def _read_stream(file: IO[bytes], name: str) -> tuple[Any, dict[str, int]]:
     """The format before PyTorch 1.6: magic, version, system, content, storage keys, then count and bytes of each."""
-    with path.open("rb") as file:
-        if _Restricted(file, path.name).load() != _MAGIC:
-            raise CheckpointError(f"{path.name} is not a PyTorch checkpoint.")
-        _Restricted(file, path.name).load()
-        system = _Restricted(file, path.name).load()
-        if not system.get("little_endian", True):
-            raise UnsupportedError(f"{path.name} was written on a big-endian machine.")
-        reader = _Restricted(file, path.name)
-        content, places = reader.load(), {}
-        for key in _Restricted(file, path.name).load():
-            storage = reader.storages[str(key)]
-            places[storage.key] = file.tell() + 8
-            file.seek(8 + storage.count * DTYPES[storage.dtype][0], 1)
-        return content, places
+    if _Restricted(file, name).load() != _MAGIC:
+        raise CheckpointError(f"{name} is not a PyTorch checkpoint.")
+    _Restricted(file, name).load()
+    system = _Restricted(file, name).load()
+    if not system.get("little_endian", True):
+        raise UnsupportedError(f"{name} was written on a big-endian machine.")
+    reader = _Restricted(file, name)
+    content, starts = reader.load(), {}
+    keys = _Restricted(file, name).load()
+    position = file.tell()
+    for key in keys:
+        storage = reader.storages[str(key)]
+        starts[storage.key] = position + 8
+        position += 8 + storage.count * DTYPES[storage.dtype][0]
+    return content, starts
 
 
 def _tensor(path: Path, view: _View, places: Mapping[str, int]) -> Tensor:
     width = DTYPES[view.storage.dtype][0]
     start = places.get(view.storage.key)
     span = 1 + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)) if 0 not in view.shape else 0
-    if start is None or view.offset + span > view.storage.count or min(view.strides, default=0) < 0:
-        raise CheckpointError(f"{path.name} is damaged: a tensor lies outside its storage.", "Download it again.")
+    if start is None or view.offset + span > view.storage.count or min((view.offset, *view.shape, *view.strides)) < 0:
+        raise CheckpointError(f"{path.name} is damaged: a tensor lies outside its storage.", AGAIN)
     if start + (view.offset + span) * width > path.stat().st_size:
-        raise CheckpointError(f"{path.name} is truncated.", "Download it again.")
+        raise CheckpointError(f"{path.name} is truncated.", AGAIN)
 
     def load() -> mx.array:
         flat = read_range(path, start + view.offset * width, view.storage.dtype, (span,))
         return mx.contiguous(mx.as_strided(flat, list(view.shape), list(view.strides)))
 
+    return _described(view, path.name, load)
+
+
+def _described(view: _View, file: str, load: Callable[[], mx.array]) -> Tensor:
     dtype = "F32" if view.storage.dtype == "F64" else view.storage.dtype
-    return Tensor(view.shape, dtype, load, width * math.prod(view.shape), path.name)
+    return Tensor(view.shape, dtype, load, DTYPES[view.storage.dtype][0] * math.prod(view.shape), file)
 
 
 def file_names(folder: Path) -> list[str]:
-    """The weight files of a folder: the index's, or `pytorch_model.bin`, or the only `.bin`, `.pth` or `.pt` there.
+    """The weight files of a folder: the index's, or `pytorch_model.bin`, or one series of shards, or the only file.
 
     Raises:
-        CheckpointError: one that the index names is missing, or several models lie side by side.
+        CheckpointError: one of them is missing, or several models lie side by side.
     """
-    index = folder / INDEX
-    if index.exists():
-        names = sorted(set(read_index(index).values()))
-    else:
-        names = sorted(p.name for p in folder.iterdir() if p.suffix in SUFFIXES and p.name != "training_args.bin")
-        names = ["pytorch_model.bin"] if "pytorch_model.bin" in names else names
-        if len(names) > 1:
-            raise CheckpointError(f"Several checkpoints in one folder: {', '.join(names)}.", "Name the file you want.")
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"The checkpoint is incomplete: {name} is missing.", "Download the missing file.")
+    present = sorted(p.name for p in folder.iterdir() if p.suffix in SUFFIXES and p.name not in _BESIDE)
+    names = shards.needed(folder, INDEX, ["pytorch_model.bin"] if "pytorch_model.bin" in present else present)
+    if not (folder / INDEX).exists() and len(set(map(shards.series, names))) > 1:
+        raise CheckpointError(f"Several checkpoints in one folder: {', '.join(names)}.", "Name the file you want.")
     return names
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder of `.bin` or `.pth` files."""
-    tensors: dict[str, Tensor] = {}
-    for name in file_names(folder):
-        for key, tensor in read_file(folder / name).items():
-            if key in tensors:
-                raise CheckpointError(f"Tensor {key} is in both {tensors[key].file} and {name}.")
-            tensors[key] = tensor
-    return tensors
+    """All tensors of a folder of `.bin` or `.pth` files, checked against the index where there is one."""
+    return shards.gather(folder, INDEX, file_names(folder), read_file)

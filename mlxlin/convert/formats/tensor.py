@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlxlin.backend import mx
+from mlxlin.errors import CheckpointError
 
 # safetensors dtype names: bytes per element and the MLX dtype the values arrive in (None: MLX has no such type)
 DTYPES: dict[str, tuple[int, mx.Dtype | None]] = {
@@ -69,3 +70,12 @@ class Tensor:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+
+def absent() -> mx.array:
+    """`Tensor.load` of a tensor whose description is all there is here.
+
+    Raises:
+        CheckpointError: always.
+    """
+    raise CheckpointError("Only the description of this tensor was read, not its values.")

@@ -13,7 +13,7 @@ from huggingface_hub import constants, errors
 
 from mlxlin.errors import HubError
 
-from ..formats import Tensor, pickles, safetensors
+from ..formats import Tensor, pickles, safetensors, shards
 from ..repository import choose, is_commit
 from .cache import Cache, Downloaded, downloaded, missing_file
 from .requests import Listing, Remote, complete, look_up, read_range, status_of
@@ -89,7 +89,7 @@ def _indexed(folder: Path, listing: Listing, weights: list[str]) -> list[str]:
     """
     for index in (safetensors.INDEX, pickles.INDEX):
         if index in listing.files and (folder / index).is_file():
-            weights = sorted(set(safetensors.read_index(folder / index).values()))
+            weights = sorted(set(shards.read_index(folder / index).values()))
     for name in weights:
         if name not in listing.files:
             raise HubError(f"{listing.repo} is incomplete on the hub: {name} is missing.", "Tell its owner.")
