@@ -189,7 +189,9 @@ def _checks() -> Iterator[Check]:
         yield from _recurrence_checks({"scan": (kernels.scan, 7), "chunk": (kernels.chunk, 45)})
         yield from _mixer_checks()
         for K, tokens, dtype in ((64, 1, mx.bfloat16), (64, 4, mx.float32), (128, 2, mx.float16)):
-            yield _time_mix_check(K, tokens, dtype)
+            yield _time_mix_check("time_mix", K, tokens, dtype)
+        for dtype in (mx.float32, mx.bfloat16):
+            yield _time_mix_check("time_mix_prefill", 64, 40, dtype)
         yield _time_mix_replay_check()
         yield from _layer_checks()
     else:
@@ -286,15 +288,15 @@ def _replay_check(name: str, spec: FusedSpec, S: mx.array, run: Callable[[mx.arr
     return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(S.shape)])
 
 
-def _time_mix_check(K: int, tokens: int, dtype: mx.Dtype) -> Check:
+def _time_mix_check(kernel: str, K: int, tokens: int, dtype: mx.Dtype) -> Check:
     x = rwkv7.sample(16, K, tokens, dtype)
     shape = f"RWKV-7, T {tokens}, 16 heads of {K}, {_text(dtype)}"
 
     def found() -> list[mx.array]:
-        mixed = time_mix(x)
-        return [mixed.y, mixed.S]
+        mixed = rwkv7.by_kernels(x)
+        return [mixed.y, mixed.S if kernel == "time_mix" else mixed.S.astype(dtype)]  # as in a mixer
 
-    return Check("time_mix", shape, found, lambda: [float64(z) for z in rwkv7.mix(rwkv7.in_float32(x))])
+    return Check(kernel, shape, found, lambda: [float64(z) for z in rwkv7.mix(rwkv7.in_float32(x))])
 
 
 def _layer_checks() -> Iterator[Check]:

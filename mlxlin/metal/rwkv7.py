@@ -1,4 +1,5 @@
-"""Launcher of `time_mix`: RWKV-7 between its projections for up to sixteen tokens, in one dispatch."""
+"""Launchers of RWKV-7's kernels between its projections: `time_mix`, for up to sixteen tokens in one dispatch, and what
+precedes and follows the recurrence of many tokens, in one each."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from mlxlin.backend import mx
 from .decode import BUCKETS, SIMD_GROUPS, gates
 from .kernels import Outputs, lanes_per_row, launch, literal, view
 from .mixer import LONGEST, FusedSpec, Mixed, Record, Tape
+from .prefill import Prepared
 
 SLOWEST = -0.6065306597126334  # log of the smallest decay factor, -exp(-1/2)
 _TAPE = ("k", "u", "g", "z", "b")  # in one output: Metal allows 31 buffers
+_PARAMETERS = ("k_k", "k_a", "gain", "bias", "r_k")
+_INPUTS = ("r", "k", "v", "gate", "decay", "rate", *_PARAMETERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,14 @@ class TimeMix:
         (B, T, _), (_, H, K, _) = self.r.shape, self.S.shape
         return B, T, H, K
 
+    def arrays(self, *names: str) -> dict[str, mx.array | None]:
+        """Some of its arrays, four-dimensional by head as the kernels see them."""
+        B, T, H, K = self.sizes
+        found = {name: getattr(self, name) for name in names}
+        shapes = {1: (1, 1, H, K), 2: (1, 1, H, K), 3: (B, T, H, K)}
+        fixed = ("S", "lengths")
+        return {name: z if name in fixed else z.reshape(shapes[z.ndim]) for name, z in found.items()}
+
     @property
     def spec(self) -> FusedSpec:
         """Its recurrence, as `replay` wants to know it."""
@@ -71,10 +83,6 @@ def longest(K: int) -> int:
 def time_mix(x: TimeMix, *, tape: bool = False) -> Mixed:
     """y [B, T, D] in the dtype of r, zero past the last real token of a row, S and, where asked for, the tape."""
     B, T, H, K = x.sizes
-    per_token = {name: getattr(x, name)[:, :, None] for name in ("r", "k", "v", "gate", "decay", "rate")}
-    wide = {name: getattr(x, name)[None, None, None] for name in ("k_k", "k_a", "gain", "bias")}
-    per_token["decay"] = x.decay.reshape(B, T, H, K)
-    arrays = {**per_token, **wide, "r_k": x.r_k[None, None], "S": x.S, "lengths": x.lengths}
     outputs: Outputs = {"y": ((B, T, H * K), x.r.dtype), "S_out": (x.S.shape, mx.float32)}
     if tape:
         outputs["tape"] = ((len(_TAPE), B, T, H, K), mx.float32)
@@ -82,9 +90,9 @@ def time_mix(x: TimeMix, *, tape: bool = False) -> Mixed:
     body = _body(H, K, x.eps, x.key_eps, tokens, x.lengths is not None, tape)
     y, S, *taped = launch(
         "time_mix",
-        ("mixer", "stage", "decode", "rwkv7"),
+        ("mixer", "stage", "decode", "rwkv7", "time_mix"),
         body,
-        {**arrays, "T": T},
+        {**x.arrays(*_INPUTS, "S", "lengths"), "T": T},
         outputs,
         (32 * SIMD_GROUPS, H, B),
         (32 * SIMD_GROUPS, 1, 1),
@@ -129,7 +137,56 @@ def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool,
             if tape
         ),
         barrier,
-        f"finish_time_mix<{K}, {K}, {at.size}, {at.keys}, {at.values}>(x, {seen('v', 'r_k', 'gain', 'bias', 'gate')}, "
+        f"finish_time_mix<{K}, {at.size}, {at.keys}, {at.values}>(x, {seen('v', 'r_k', 'gain', 'bias', 'gate')}, "
         f"{literal(eps)}, y, T, {H}, p);",
     ]
     return "\n".join(lines)
+
+
+def prepare(x: TimeMix) -> Prepared:
+    """What the recurrence of any number of tokens reads; k, a, b and g are zero past the last real token of a row."""
+    B, T, H, K = x.sizes
+    r, v = (z.reshape(B, T, H, K) for z in (x.r, x.v))
+    outputs: Outputs = {name: (r.shape, x.r.dtype) for name in ("key", "a", "b")} | {"g": (r.shape, mx.float32)}
+    read = ("k", "rate", "k_k", "k_a")
+    lines = [
+        *_place(H, x.lengths is not None),
+        f"const auto decays = {gates(x.spec, lambda name: view(name, name == 'decay'))};",
+        f"Removal<{K}> x;",
+        f"x.key = x.a = x.b = zero_vector<{K}>();",
+        f"if (real) x = removal_of<{K}>({_rows(*read)}, {literal(x.key_eps)}, lane);",
+        *(f"store(x.{name}, {name}, at, lane);" for name in ("key", "a", "b")),
+        f"store_decays<{K}>(decays, g, at, batch, t, h, real, lane);",
+    ]
+    arrays = {**x.arrays(*read, "decay", "lengths"), "T": T}
+    files, grid = ("mixer", "prefill", "rwkv7"), (32, H, B * T)
+    k, a, b, g = launch("time_mix_prefill", files, "\n".join(lines), arrays, outputs, grid, (32, 4, 1))
+    return Prepared(r, k, v, g, a=a, b=b)
+
+
+def finish(x: TimeMix, k: mx.array, out: mx.array) -> mx.array:
+    """y [B, T, D] from the outputs of the recurrence and the keys it read, both [B, T, H, K]."""
+    B, T, H, K = x.sizes
+    arrays = x.arrays("r", "r_k", "v", "gain", "bias", "gate", "lengths") | {"k": k, "out": out}
+    rows = _rows("out", "r", "k", "r_k", "v", "gain", "bias", "gate")
+    call = f"finish_head<{K}>({rows}, {literal(x.eps)}, y + at * {K}, real, lane);"
+    lines = [*_place(H, x.lengths is not None), call]
+    outputs: Outputs = {"y": ((B, T, H * K), x.r.dtype)}
+    files, grid = ("mixer", "rwkv7"), (32, H, B * T)
+    return launch("time_mix_finish", files, "\n".join(lines), {**arrays, "T": T}, outputs, grid, (32, 4, 1))[0]
+
+
+def _rows(*names: str) -> str:
+    """A head's vectors of inputs: of a token, or of the layer."""
+    places = {name: "0, 0" if name in _PARAMETERS else "batch, t" for name in names}
+    return ", ".join(f"row({view(name)}, {place}, h)" for name, place in places.items())
+
+
+def _place(H: int, ragged: bool) -> list[str]:
+    """Which token and head a SIMD-group has."""
+    return [
+        "const int batch = thread_position_in_grid.z / T, t = thread_position_in_grid.z % T;",
+        "const int h = thread_position_in_grid.y, lane = thread_index_in_simdgroup;",
+        f"const bool real = t < real_tokens({view('lengths', ragged)}, batch, T);",
+        f"const int64_t at = (int64_t(batch) * T + t) * {H} + h;",
+    ]

@@ -19,7 +19,7 @@ from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import chunk, scan
 from mlxlin.metal.rwkv7 import time_mix
-from mlxlin.recurrences.rwkv7 import sample
+from mlxlin.recurrences.rwkv7 import by_kernels, sample
 from mlxlin.recurrences.samples import sample_mixer
 from mlxlin.selftest import MIXERS
 from tests.msl import install, last_report
@@ -295,6 +295,25 @@ def test_a_tape_of_time_mix_costs_what_it_holds() -> None:
         barriers=plain.report.barriers,
         threadgroup=plain.report.threadgroup_bytes,
     ).check(taping)
+
+
+def test_what_surrounds_the_recurrence_of_a_prompt_of_rwkv7() -> None:
+    """Every vector comes and goes once: no product of two of them is stored."""
+    x = sample(4, 64, 20, mx.bfloat16)
+    prepared, finished = (launch for launch in launches_of(lambda: by_kernels(x)) if launch.name != "scan")
+    vectors, numbers = 2 * 20 * 4, 2 * 20 * 4 * 64
+    Budget(
+        unique=numbers * 2 * (3 + 3) + numbers * 4 + 2_000,  # k, rate, decay; k, a, b; g
+        issued=numbers * (2 * (7 + 3) + 4) + 3 * 4 * prepared.report.threads + 1_000,  # every thread reads T
+        flops=20 * numbers,
+        simd=vectors,
+    ).check(prepared)
+    Budget(
+        unique=numbers * 2 * (5 + 1) + 3_000,  # what was read, r, k, v, gate; y
+        issued=numbers * 2 * (4 + 7 + 1) + 3 * 4 * finished.report.threads + 1_000,
+        flops=18 * numbers,
+        simd=3 * vectors,
+    ).check(finished)
 
 
 @pytest.mark.parametrize(("centered", "passes"), [(False, 1), (True, 2)])

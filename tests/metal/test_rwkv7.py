@@ -1,4 +1,4 @@
-"""RWKV-7's time mixing in one dispatch against its definition in plain operations."""
+"""RWKV-7's time mixing, in one dispatch or with its recurrence apart, against its definition in plain operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import replay
-from mlxlin.metal.rwkv7 import TimeMix, longest, time_mix
+from mlxlin.metal.rwkv7 import TimeMix, longest, prepare, time_mix
 from mlxlin.models import Model
 from mlxlin.models.mixers.rwkv7 import token_shift
-from mlxlin.recurrences import rwkv7
-from mlxlin.recurrences.rwkv7 import complaint, mix, sample
+from mlxlin.recurrences import kernels, rwkv7
+from mlxlin.recurrences.rwkv7 import by_kernels, complaint, in_float32, mix, sample
 from tests.tiny import RWKV7, tiny_model
 
 from .cases import TOLERANCE, error, float64
@@ -120,24 +120,72 @@ def test_the_token_shift_goes_back_with_the_inputs() -> None:
         assert mx.array_equal(shift, token_shift(x[:, :accepted], memory, None)[1] if accepted else memory)
 
 
+@pytest.mark.parametrize(
+    ("heads", "K", "tokens", "dtype"),
+    [
+        (3, 64, 22, mx.bfloat16),
+        (2, 32, 17, mx.float32),
+        (2, 64, 33, mx.float32),
+        (1, 128, 40, mx.float16),
+        (1, 256, 6, mx.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_prompt_by_kernels_equals_operations(
+    heads: int, K: int, tokens: int, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "on_metal", lambda: True)
+    monkeypatch.setattr(kernels, "trusted", lambda *_: True)
+    x = sample(heads, K, tokens, dtype)
+    names = [launch.name for launch in launches_of(lambda: by_kernels(x))]
+    recurrence = ["prep_channel", "chunk"] if tokens >= 32 else ["scan"]
+    assert names == ["time_mix_prefill", *recurrence, "time_mix_finish"]
+    assert complaint(x) == ""
+
+
+def test_a_prompt_of_strided_inputs_and_rows_of_different_lengths() -> None:
+    """As slices of wider arrays and with NaN for padding, which no kernel reads."""
+    x, lengths = sample(2, 64, 19, mx.float32), mx.array([19, 5])
+    padding = mx.arange(19)[:, None] >= lengths[:, None, None]
+    spoilt = {name: mx.where(padding, mx.nan, getattr(x, name)) for name in PER_TOKEN}
+    strided = {name: mx.stack([z, z], axis=-1)[..., 1] for name, z in spoilt.items()}
+    found, (y, S) = by_kernels(replace(x, **strided, lengths=lengths)), mix(replace(x, lengths=lengths))
+    assert mx.all(found.y[1, 5:] == 0)
+    assert error(found.y[0], float64(y[0])) < TOLERANCE[mx.float32]
+    assert error(found.y[1, :5], float64(y[1, :5])) < TOLERANCE[mx.float32]
+    assert error(found.S, float64(S)) < TOLERANCE[mx.float32]
+
+
+def test_a_prompt_does_not_depend_on_the_schedule() -> None:
+    x = in_float32(sample(2, 32, 17, mx.float16))
+    found, ready = by_kernels(x), prepare(x)
+    for options in SCHEDULES:
+        with emulated(**options):
+            assert same_bits(by_kernels(x), found)
+            assert all(mx.array_equal(getattr(prepare(x), name), getattr(ready, name)) for name in "kgab")
+
+
 def test_the_longest_call_fits() -> None:
     x = sample(1, 256, longest(256), mx.float32)
     assert complaint(x) == ""
 
 
-def logits(model: Model) -> list[mx.array]:
-    tokens = mx.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
-    first, state = model(tokens[:, :4])
-    return [first, model(tokens[:, 4:], state)[0]]
+def logits(model: Model, prompt: int) -> list[mx.array]:
+    """Of a prompt and of the token behind it."""
+    tokens = mx.random.randint(0, 32, (2, prompt + 1), key=mx.random.key(5))
+    first, state = model(tokens[:, :prompt])
+    return [first, model(tokens[:, prompt:], state)[0]]
 
 
-def test_a_model_gives_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prompt", [4, 18])
+def test_a_model_gives_the_same_logits(prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(RWKV7 | {"head_dim": 32})
-    plain = logits(model)
+    plain = logits(model, prompt)
     monkeypatch.setattr(rwkv7, "on_metal", lambda: True)
     monkeypatch.setattr(rwkv7, "trusted_by_key", lambda *_: True)
     found: list[mx.array] = []
-    launches = launches_of(lambda: found.extend(logits(model)))
-    assert {launch.name for launch in launches} == {"time_mix"}
+    launches = launches_of(lambda: found.extend(logits(model, prompt)))
+    around = {"time_mix_prefill", "time_mix_finish"} if prompt > 16 else set()
+    assert {launch.name for launch in launches} == {"time_mix", *around}
     for a, b in zip(found, plain, strict=True):
         assert float(mx.abs(a - b).max()) < 1e-4 * float(mx.abs(b).max())

@@ -42,6 +42,7 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
         "replay",
         "prefill",
         "time_mix",
+        "time_mix_prefill",
         "add_norm",
         "gated_norm",
         "router_topk",

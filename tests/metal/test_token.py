@@ -126,6 +126,15 @@ def test_dispatches_of_a_prompt_in_a_layer_of_mamba2() -> None:
     assert by_kind(two - one) == Counter(add_norm=1, products=2, prefill=1, prep_head=1, chunk=1, gated_norm=1)
 
 
+def test_dispatches_of_a_prompt_in_a_layer_of_rwkv7() -> None:
+    """What is between the projections costs four, as in other mixers."""
+    two, three = (prompt_dispatches(TIME_MIX | {"num_hidden_layers": n}, 64) for n in (2, 3))
+    layer = by_kind(three - two)
+    assert (layer["products"], layer["add_norm"]) == (14, 2)
+    assert [layer[name] for name in ("time_mix_prefill", "prep_channel", "chunk", "time_mix_finish")] == [1, 1, 1, 1]
+    assert layer.total() <= 33
+
+
 # Of 4 layers, above. Sorting and cumulative sums are counted as one, though a large vocabulary takes several passes.
 @pytest.mark.parametrize(
     ("sampling", "limit"),
