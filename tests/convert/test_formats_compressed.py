@@ -77,6 +77,7 @@ def test_fp8_scales_per_tensor_row_and_block(tmp_path: Path, kind: str) -> None:
     factor = scale if kind != "block" else np.repeat(np.repeat(scale, 128, 0), 128, 1)[:150, :140]
     extra = {"block_structure": [128, 128]} if kind == "block" else {}
     configuration = settings("float-quantized", num_bits=8, type="float", strategy=kind, **extra)
+    configuration["sparsity_config"] = None  # as some versions write where there is none
     tensors = {"x.weight": ("F8_E4M3", codes), "x.weight_scale": scale, "x.input_scale": np.ones(1, np.float32)}
     got = open_one(tmp_path, tensors, configuration)
     assert same(got, mx.array(e4m3(codes).astype(np.float32) * factor))
@@ -129,6 +130,12 @@ def test_int8_weights_with_a_scale_per_row(tmp_path: Path) -> None:
             settings("pack-quantized", num_bits=4, type="int"),
             CheckpointError,
             "does not fit",
+        ),
+        (
+            {"x.weight": ("F8_E4M3", np.ones((4, 4), np.uint8)), "x.weight_scale": np.ones((1, 2), np.float32)},
+            settings("float-quantized", strategy="block", block_structure="4x2"),
+            CheckpointError,
+            "config.json is damaged",
         ),
         (
             {"x.weight_scale": np.ones(1, np.float32)},

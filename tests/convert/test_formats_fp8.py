@@ -122,6 +122,25 @@ def test_b02_what_does_not_fit_is_named(
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("fmt", [{}, {"fmt": "e5m2"}], ids=["said to be e4m3", "e5m2"])
+def test_b02_another_number_format_of_the_tensor_is_named(tmp_path: Path, fmt: dict[str, str]) -> None:
+    scale = np.ones((2, 1), np.float32)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {**SETTINGS, **fmt}}))
+    tensors = {"x.weight": ("F8_E5M2", np.ones((200, 100), np.uint8)), "x.weight_scale_inv": scale}
+    save_safetensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(UnsupportedError, match="x.weight has dtype F8_E5M2"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [5, "fp8", {"quant_method": "fp8", "weight_block_size": 128}, {"quant_method": "fp8", "fmt": ["e4m3"]}]
+)
+def test_b04_a_description_of_the_wrong_kind_is_told(tmp_path: Path, damage: Any) -> None:
+    one_linear(tmp_path, np.ones((3, 2), np.float32), damage)
+    with pytest.raises((CheckpointError, UnsupportedError), match=r"config.json is damaged|format '\['e4m3'\]'"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_scale_without_its_weight_and_fp8_without_a_description_are_named(tmp_path: Path) -> None:
     one_linear(tmp_path, None, {})
     with pytest.raises(CheckpointError, match="x.weight is stored as F8_E4M3, but nothing"):

@@ -37,7 +37,7 @@ def read(
     Raises:
         As `fp8.dequantize`.
     """
-    groups = list(settings.get("config_groups", {}).values())
+    groups = list((settings.get("config_groups") or {}).values())
     _check_formats(settings, groups)
     weights = [group["weights"] for group in groups if group.get("weights")]
     result: dict[str, Tensor] = {}
@@ -79,10 +79,9 @@ def _check_formats(settings: Mapping[str, Any], groups: list[dict[str, Any]]) ->
         raise UnsupportedError(
             f"compressed-tensors format '{form}' is not supported.", f"Supported are: {', '.join(_FORMATS)}."
         )
-    if settings.get("sparsity_config", {}).get("format", "dense") != "dense":
-        raise UnsupportedError(
-            f"compressed-tensors sparsity '{settings['sparsity_config']['format']}' is not supported."
-        )
+    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise UnsupportedError(f"compressed-tensors sparsity '{sparsity}' is not supported.")
 
 
 def _bits(weights: list[dict[str, Any]], module: str) -> int:

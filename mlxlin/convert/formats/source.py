@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxlin.backend import mx
-from mlxlin.errors import CheckpointError, UnsupportedError
+from mlxlin.errors import CheckpointError, MlxlinError, UnsupportedError
 from mlxlin.models import rwkv7
 from mlxlin.models.params import QuantSpec
 
@@ -92,6 +92,23 @@ def open_checkpoint(path: Path, dtype: mx.Dtype = mx.bfloat16) -> Source:
 
 def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: str, dtype: mx.Dtype) -> Source:
     """The checkpoint behind stored tensors: quantised ones joined with their scales. `kind` is the file format."""
+    try:
+        source = _joined(config, tensors, kind, dtype)
+    except MlxlinError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"config.json is damaged where it says how the weights are stored: {error}", "Download it again."
+        ) from error
+    for name, tensor in source.tensors.items():
+        if tensor.dtype.startswith("F8"):
+            raise CheckpointError(
+                f"{name} is stored as {tensor.dtype}, but nothing in the checkpoint says how to scale it."
+            )
+    return source
+
+
+def _joined(config: dict[str, Any], tensors: dict[str, Tensor], kind: str, dtype: mx.Dtype) -> Source:
     settings = _quantization_config(config) or _quantization_config(config.get("text_config") or {})
     method = settings.get("quant_method")
     dropped: list[tuple[str, str]] = []
@@ -107,11 +124,6 @@ def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: s
         plain, dropped = fp8.dequantize(tensors, settings, dtype)
     elif method is not None:
         raise UnsupportedError(f"The checkpoint is quantised with '{method}', which mlxlin cannot read.", READABLE)
-    for name, tensor in plain.items():
-        if tensor.dtype.startswith("F8"):
-            raise CheckpointError(
-                f"{name} is stored as {tensor.dtype}, but nothing in the checkpoint says how to scale it."
-            )
     return Source(config, plain, kind, specs, tuple(dropped), tuple(_code_notices(config)))
 
 

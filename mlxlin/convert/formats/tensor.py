@@ -26,7 +26,6 @@ DTYPES: dict[str, tuple[int, mx.Dtype | None]] = {
     "BOOL": (1, mx.bool_),
     "F8_E4M3": (1, mx.uint8),
     "F8_E8M0": (1, mx.uint8),
-    "F8_E5M2": (1, None),
 }
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32", "uint8": "U8"}
 
