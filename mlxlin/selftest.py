@@ -139,6 +139,25 @@ MIXERS = {
         eps=1e-5,
         gate="silu",
     ),
+    "gated slot attention": FusedSpec(
+        4,
+        4,
+        256,
+        256,
+        "add",
+        "channel",
+        v_activation="silu",
+        features="silu",
+        decay_kind="logsigmoid",
+        decay_constant=8.0,
+        slots=64,
+        norm=True,
+        joint_groups=1,
+        eps=1e-5,
+        gate="sigmoid",
+        gate_first=True,
+        self_gated=True,
+    ),
     "low rank": FusedSpec(32, 32, 64, 64, "low_rank", "channel", apart=True),
 }
 
@@ -256,15 +275,18 @@ def _mixer_check(kernel: str, name: str, spec: FusedSpec, tokens: int, dtype: mx
     x = sample_mixer(spec, 2, tokens, dtype)
 
     def found() -> list[mx.array]:
-        mixed = by_kernels(spec, x)
+        y, *states = _arrays(by_kernels(spec, x))
         # prefill rounds the inputs of the recurrence, so its state is as good as they are
-        return [mixed.y, mixed.S if kernel == "decode" else mixed.S.astype(dtype)]
+        return [y, *(states if kernel == "decode" else (z.astype(dtype) for z in states))]
 
     def expected() -> list[Float64]:
-        mixed = mix(spec, in_float32(x))
-        return [float64(mixed.y), float64(mixed.S)]
+        return [float64(z) for z in _arrays(mix(spec, in_float32(x)))]
 
     return Check(kernel, f"{name}, T {tokens}, {_text(dtype)}", found, expected)
+
+
+def _arrays(mixed: Mixed) -> list[mx.array]:
+    return [z for z in (mixed.y, mixed.S, mixed.S_keys) if z is not None]
 
 
 def _decode_replay_check(name: str, spec: FusedSpec) -> Check:

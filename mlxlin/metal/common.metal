@@ -78,6 +78,7 @@ inline float decay_of(float g) {
   if (w <= 0.5f) return w;
   return -abs(w == 1.0f ? g : (w - 1.0f) * (g / log(w)));  // exp(g) - 1 to the last bits (Kahan)
 }
+inline float lost(float decay) { return as_type<int>(decay) < 0 ? -decay : 1.0f - decay; }  // 1 - exp(g)
 inline float decayed(float s, float decay) { return fma(s, decay, as_type<int>(decay) < 0 ? s : 0.0f); }
 
 // One lane's share of a vector of 4 L M channels that L neighbouring lanes hold together: channels 4 (L i + part).

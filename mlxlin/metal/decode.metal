@@ -9,8 +9,9 @@ inline Row<const threadgroup float*> staged(const threadgroup float* data) {
   return r;
 }
 
-template <int DECAY, int M, int L> inline Part<M> staged_decay(const threadgroup float* w, int part) {
-  return DECAY == HEAD_DECAY ? filled<M>(w[0]) : part_of<M, L>(staged(w), part);
+template <int DECAY, int M, int L> inline Part<M> staged_decay(const threadgroup float* w, int part, int r) {
+  if (DECAY == CHANNEL_DECAY) return part_of<M, L>(staged(w), part);
+  return filled<M>(w[DECAY == VALUE_DECAY ? r : 0]);
 }
 
 // The sum of the keys, for normalised outputs; without one nothing is divided.
@@ -40,10 +41,10 @@ inline float divisor(const thread Normaliser<Absent, Z_OUT>&, Part<M>, Part<M>) 
 // written of v, not what skips the recurrence. With a bonus (BONUS >= 0) the state is read before the token, of which
 // the bonus says how much is read.
 template <int K, int VT, int L, int SIZE, int DECAY, int WRITE, int N, int KEYS, int VALUES, int DECAYS, int A, int B,
-          int BETAS, int STEP, int BONUS = -1, typename SP, typename DP, typename NORMALISER, typename U_OUT,
-          typename Z_OUT>
-inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALISER sums, device float* S_out,
-                  U_OUT tape_u, Z_OUT tape_z, int T, int HV, int V, Place p) {
+          int BETAS, int STEP, int BONUS = -1, typename SP, typename DP, typename NORMALISER, typename S_OUT,
+          typename U_OUT, typename Z_OUT>
+inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALISER sums, S_OUT S_out, U_OUT tape_u,
+                  Z_OUT tape_z, int T, int HV, int V, Place p) {
   constexpr int M = K / (4 * L), ROWS = 32 / L;
   const int part = p.lane % L;
   for (int r = p.group * ROWS + p.lane / L; r < VT; r += p.groups * ROWS) {
@@ -55,7 +56,7 @@ inline void recur(threadgroup float* records, View<SP> S, View<DP> skip, NORMALI
       float answer = 0.0f, before = 0.0f;  // of the state before the decay
       if (BONUS >= 0) before = read<L>(s, part_of<M, L>(staged(x), part));
       if (WRITE == LOW_RANK || WRITE == READER_DELTA) answer = read<L>(s, part_of<M, L>(staged(x + A), part));
-      if (DECAY != NO_DECAY) apply_decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part));
+      if (DECAY != NO_DECAY) apply_decay(s, staged_decay<DECAY, M, L>(x + DECAYS, part, r));
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const Part<M> k = part_of<M, L>(staged(x + KEYS + j * K), part);

@@ -19,12 +19,14 @@ ACTIVATION = {
     "sigmoid": "GATE_SIGMOID",
     "relu": "RELU",
     "elu": "ELU_PLUS_ONE",
+    "silu_twice": "SILU_TWICE",
 }
 MAP = ACTIVATION | {"dpfp": "DPFP", "product": "PRODUCT", "hedgehog": "HEDGEHOG"}
 _NORM = {"none": "AS_IS", "l2": "L2", "sum": "SUM", "simplex": "SIMPLEX", "rms": "L2"}
 _DECAY = {"none": "NO_DECAY", "head": "HEAD_DECAY", "channel": "CHANNEL_DECAY"}
 _WRITE = {"add": "ADD", "delta": "DELTA", "low_rank": "LOW_RANK"}
-_TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b")
+_TAPE = ("tape_k", "tape_u", "tape_g", "tape_z", "tape_b", "tape_keys")
+_BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 Spell = Callable[[str], str]
 
@@ -38,14 +40,14 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     outputs: Outputs = {"y": ((B, T, spec.value_heads, spec.value_dim), dtype), "S_out": (x.S.shape, mx.float32)}
     if spec.taps:
         outputs["memory_out"] = ((B, spec.taps - 1, spec.width), dtype)
-    if x.Z is not None:
-        outputs["Z_out"] = (x.Z.shape, mx.float32)
+    states = {"Z": x.Z, "S_keys": x.S_keys}
+    outputs |= {f"{name}_out": (z.shape, mx.float32) for name, z in states.items() if z is not None}
     if tape:
         outputs |= _tape_outputs(spec, B, T)
     arrays = {name: array for name, array in inputs(spec, x).items() if array is not None}
     results = launch(
         "decode",
-        ("mixer", "stage", "decode"),
+        ("mixer", "stage", "decode", "slots") if spec.slots else ("mixer", "stage", "decode"),
         _body(spec, B, T, tuple(arrays), tuple(outputs)),
         {**arrays, "T": T},
         outputs,
@@ -54,18 +56,30 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
     )
     found = dict(zip(outputs, results, strict=True))
     found_tape = _tape(spec, found) if tape else None
-    return Mixed(found["y"], found["S_out"], found.get("Z_out"), found.get("memory_out"), found_tape)
+    Z, memory, S_keys = (found.get(f"{name}_out") for name in ("Z", "memory", "S_keys"))
+    return Mixed(found["y"], found["S_out"], Z, memory, found_tape, S_keys)
 
 
 def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
     """The state after the first `accepted` [B] tokens of a tape, bit for bit as if no others had been run."""
+    return _replay(_DECAY[spec.decay], spec.substeps, S, tape, accepted)
+
+
+def replay_keys(spec: FusedSpec, S_keys: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
+    """The same of the keys of slots."""
+    assert tape.keys is not None
+    into_keys = Tape(k=tape.keys, u=mx.repeat(tape.k, spec.repeats, axis=2), g=tape.g)
+    return _replay("VALUE_DECAY", 1, S_keys, into_keys, accepted)
+
+
+def _replay(decay: str, substeps: int, S: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
     B, HV, V, K = S.shape
-    T, lanes = tape.k.shape[1] // spec.substeps, lanes_per_row(K)
+    T, lanes = tape.k.shape[1] // substeps, lanes_per_row(K)
     g = tape.g[..., None] if tape.g is not None and tape.g.ndim == 3 else tape.g
     arrays = {"S": S, "g": g, "k": tape.k, "u": tape.u, "z": tape.z, "b": tape.b, "accepted": accepted}
     views = ", ".join(view(name, array is not None) for name, array in arrays.items())
     call = (
-        f"replay<{K}, {lanes}, {_DECAY[spec.decay]}, {spec.substeps}>({views}, T, {tape.k.shape[2]}, {HV}, {V}, S_out, "
+        f"replay<{K}, {lanes}, {decay}, {substeps}>({views}, T, {tape.k.shape[2]}, {HV}, {V}, S_out, "
         "thread_position_in_grid, thread_index_in_simdgroup);"
     )
     groups = V * lanes // 32
@@ -77,11 +91,13 @@ def replay(spec: FusedSpec, S: mx.array, tape: Tape, accepted: mx.array) -> mx.a
 def _tape_outputs(spec: FusedSpec, B: int, T: int) -> Outputs:
     H, HV, n = spec.heads // spec.repeats, spec.value_heads, spec.substeps
     outputs: Outputs = {
-        "tape_k": ((B, T * n, H, spec.key_dim), mx.float32),
+        "tape_k": ((B, T * n, H, spec.state_dim), mx.float32),
         "tape_u": ((B, T * n, HV, spec.value_dim), mx.float32),
     }
     if spec.decay != "none":
-        outputs["tape_g"] = ((B, T, HV, *([spec.key_dim] if spec.decay == "channel" else [])), mx.float32)
+        outputs["tape_g"] = ((B, T, HV, *([spec.state_dim] if spec.decay == "channel" else [])), mx.float32)
+    if spec.slots:
+        outputs["tape_keys"] = ((B, T, H, spec.key_dim), mx.float32)
     if spec.write == "low_rank":
         outputs["tape_z"] = ((B, T, HV, spec.value_dim), mx.float32)
         outputs["tape_b"] = ((B, T, H, spec.key_dim), mx.float32)
@@ -114,6 +130,7 @@ def inputs(spec: FusedSpec, x: Projected) -> dict[str, mx.array | None]:
         **{name: None if z is None else _by_head(spec, z) for name, z in of_heads.items()},
         "skip": None if x.skip is None else mx.broadcast_to(x.skip, x.S.shape[1:3])[None, None],
         "S": x.S,
+        "S_keys": x.S_keys,
         "Z": None if x.Z is None else x.Z[None],
         "lengths": x.lengths,
     }
@@ -175,7 +192,6 @@ class _Body:
     def lines(self, tokens: int) -> list[str]:
         """In order; threadgroup memory is made for so many tokens."""
         spec = self._spec
-        barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
         return [
             f"threadgroup float x[{tokens * self._at.size}];",
             f"const Place p = place_of(threadgroup_position_in_grid, {self._rows}, {spec.heads}, {spec.value_heads}, "
@@ -184,11 +200,12 @@ class _Body:
             *self._vectors(),
             *self._values(),
             *self._gates(),
-            barrier,
-            *([*self._turns(), barrier] if spec.rotary else []),
+            _BARRIER,
+            *([*self._turns(), _BARRIER] if spec.rotary else []),
+            *(self._fits() if spec.slots else []),
             self._recurrence(),
             *self._taped(),
-            barrier,
+            _BARRIER,
             self._finish(),
         ]
 
@@ -269,13 +286,16 @@ class _Body:
     def _gates(self) -> list[str]:
         spec, at, lines = self._spec, self._at, []
         if spec.decay != "none":
-            channels = spec.key_dim if spec.decay == "channel" else 1
+            channels = spec.state_dim if spec.decay == "channel" else 1
             head = "p.hv" if spec.decay_heads == spec.value_heads else "p.vh"
             lines.append(f"const auto g = {gates(spec, self._view)};")
             lines.append(
                 f"stage_decays<{channels}, {at.size}>(x + {at.decays}, g, {head}, {self._out('tape_g')}, T, "
                 f"{spec.value_heads}, p);"
             )
+        if spec.slots:
+            places = ", ".join(f"x + {where}" for where in (at.decays, at.lost, at.fits))
+            lines.append(f"stage_lost<{spec.slots}, {at.size}>({places}, p);")
         if spec.scales_values:
             lines.append(f"stage_steps<{at.size}>(x + {at.step}, g, p);")
         if spec.decay_kind == "forget":
@@ -289,27 +309,43 @@ class _Body:
             )
         return lines
 
+    def _fits(self) -> list[str]:
+        """How well the query fits the key of each slot, and the softmax of that, which reads their values."""
+        spec, at, absent = self._spec, self._at, view("Absent()", False)
+        kind = f"{spec.key_dim}, {spec.slots}, {lanes_per_row(spec.key_dim)}, {at.size}, VALUE_DECAY, ADD, 1"
+        return [
+            f"recur<{kind}, {at.keys}, {at.fits}, {at.decays}, 0, 0, 0, -1>(x, {self._view('S_keys')}, {absent}, "
+            f"normaliser({absent}, Absent(), 0.0f), written_once(S_keys_out, p.first_of_head), Absent(), Absent(), T, "
+            f"{spec.value_heads}, {spec.slots}, whole(p));",
+            _BARRIER,
+            f"stage_softmax<{spec.slots}, {at.size}>(x + {at.fits}, p);",
+            _BARRIER,
+        ]
+
     def _recurrence(self) -> str:
-        spec, at = self._spec, self._at
-        kind = f"{spec.key_dim}, {self._rows}, {lanes_per_row(spec.key_dim)}, {at.size}, {_DECAY[spec.decay]}"
+        spec, at, K = self._spec, self._at, self._spec.state_dim
+        query, keys = (at.fits, at.lost) if spec.slots else (0, at.keys)
+        kind = f"{K}, {self._rows}, {lanes_per_row(K)}, {at.size}, {_DECAY[spec.decay]}"
+        places = ", ".join(str(where - query) for where in (keys, at.values, at.decays, at.a, at.b, at.betas))
         step, bonus = at.step if spec.scales_values else -1, at.bonus if spec.bonus else -1
-        offsets = f"{at.keys}, {at.values}, {at.decays}, {at.a}, {at.b}, {at.betas}, {step}, {bonus}"
         sums = f"normaliser({self._view('Z')}, {self._out('Z_out')}, {literal(spec.normalize or 0.0)})"
         write = "READER_DELTA" if spec.reader else _WRITE[spec.write]
         return (
-            f"recur<{kind}, {write}, {spec.substeps}, {offsets}>(x, {self._view('S')}, "
+            f"recur<{kind}, {write}, {spec.substeps}, {places}, {step}, {bonus}>(x + {query}, {self._view('S')}, "
             f"{self._view('skip')}, {sums}, S_out, "
             f"{self._out('tape_u')}, {self._out('tape_z')}, T, {spec.value_heads}, {spec.value_dim}, p);"
         )
 
     def _taped(self) -> list[str]:
-        """Keys and b, once per key head."""
+        """Keys, what slots let go of and b, once per key head."""
         spec, at = self._spec, self._at
         H, K, n = spec.heads // spec.repeats, spec.key_dim, spec.substeps
-        vectors = [("tape_k", at.keys + j * K, H * n, j * H) for j in range(n)] + [("tape_b", at.b, H, 0)]
+        keys = "tape_keys" if spec.slots else "tape_k"
+        vectors = [(keys, K, at.keys + j * K, H * n, j * H) for j in range(n)]
+        vectors += [("tape_k", spec.slots, at.lost, H, 0)] if spec.slots else [("tape_b", K, at.b, H, 0)]
         return [
-            f"if (p.first_of_key) record<{K}, {at.size}>(x + {where}, {name}, T, {heads}, {head} + p.kh, p);"
-            for name, where, heads, head in vectors
+            f"if (p.first_of_key) record<{D}, {at.size}>(x + {where}, {name}, T, {heads}, {head} + p.kh, p);"
+            for name, D, where, heads, head in vectors
             if name in self._outputs
         ]
 

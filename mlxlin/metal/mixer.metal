@@ -1,7 +1,7 @@
 // What stands between a mixer's projections and its recurrence: short convolution, activation, feature map, norm of
 // vectors, gates.
 enum DecayKind { GIVEN, SOFTPLUS, SIGMOID, LOGSIGMOID, EXPONENTIAL, FORGET };
-enum Activation { IDENTITY, SILU, GATE_SIGMOID, RELU, ELU_PLUS_ONE };
+enum Activation { IDENTITY, SILU, GATE_SIGMOID, RELU, ELU_PLUS_ONE, SILU_TWICE };
 enum FeatureMap { DPFP = 8, PRODUCT, HEDGEHOG };  // of whole vectors, beside the activations
 enum VectorNorm { AS_IS, L2, SUM, SIMPLEX };
 
@@ -12,6 +12,7 @@ template <int ACTIVATION> inline float activated(float x) {
   if (ACTIVATION == SILU) return x * sigmoid(x);
   if (ACTIVATION == GATE_SIGMOID) return sigmoid(x);
   if (ACTIVATION == RELU) return max(x, 0.0f);
+  if (ACTIVATION == SILU_TWICE) return activated<SILU>(activated<SILU>(x));
   if (ACTIVATION == ELU_PLUS_ONE) return x > 0.0f ? x + 1.0f : exp(x);
   return x;
 }

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from mlxlin.backend import mx
 
-Activation = Literal["none", "silu", "sigmoid", "relu", "elu"]
+Activation = Literal["none", "silu", "sigmoid", "relu", "elu", "silu_twice"]
 Features = Literal[Activation, "dpfp", "product", "hedgehog"]
 VectorNorm = Literal["none", "l2", "sum", "simplex", "rms"]
 VECTOR_EPS = {"l2": 1e-6, "sum": 1e-6, "simplex": 1e-4}
@@ -29,7 +29,7 @@ class FusedSpec:
         repeats: value heads that share a projected head of k, v and decay; then there are as many query heads as value
             heads (grouped heads, each with a state of its own).
         taps: width of the short convolution over the projected channels, 0 for none.
-        q_activation, k_activation, v_activation: behind the convolution; elu is elu(x) + 1.
+        q_activation, k_activation, v_activation: behind the convolution; elu is elu(x) + 1, silu_twice silu of silu.
         features: map of each head's queries and keys behind that, to K features: an activation; dpfp of K / 8 channels
             (Schlag et al. 2021, nu = 4); product, of the halves of 2 K; hedgehog, the softmax of (2x, -2x) of K / 2.
         q_norm, k_norm: what each head's vector is divided by, behind the map: l2, sqrt(sum of squares + 1e-6); sum, the
@@ -47,10 +47,14 @@ class FusedSpec:
         bonus: the state is read before the token decays and writes it; of the token's own v, q . (u k) is read, with a
             learned u (RWKV-6).
         beta: "none" where it is given, "sigmoid" where it is projected; times `beta_factor`.
+        slots: gated slot attention over so many slots, M, each of a key and a value. A token is written into a slot as
+            far as that lets go of what it holds, 1 - exp(g), with a g per slot; q reads how well it fits the keys, and
+            a softmax of that reads the values. The values are S [B, HV, V, M], the keys `S_keys` [B, HV, M, K].
         normalize: y is divided by Z . q + this, Z the sum of the keys; None for not at all.
         norm: RMS norm of each head's output, or a layer norm where `centered`, with `eps`; or of `joint_groups` equal
             parts of all heads together, then a dispatch of its own. gate: activation of what the output is multiplied
-            with after that, or before it where `gate_first` (of joint norms only).
+            with after that, or before it where `gate_first` (of joint norms only); with the output itself where
+            `self_gated`.
     """
 
     heads: int
@@ -84,6 +88,7 @@ class FusedSpec:
     bonus: bool = False
     beta: Activation = "none"
     beta_factor: float = 1.0
+    slots: int = 0
     normalize: float | None = None
     norm: bool = False
     centered: bool = False
@@ -91,6 +96,7 @@ class FusedSpec:
     eps: float = 0.0
     gate: Activation = "none"
     gate_first: bool = False
+    self_gated: bool = False
 
     def __hash__(self) -> int:
         return self._hash
@@ -98,6 +104,11 @@ class FusedSpec:
     @cached_property
     def _hash(self) -> int:  # a specification is looked up several times for every layer of every token
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @property
+    def state_dim(self) -> int:
+        """Channels of a row of S, which a decay per channel has too."""
+        return self.slots or self.key_dim
 
     @property
     def head_dim(self) -> int:
@@ -140,7 +151,8 @@ class Projected:
     Attributes:
         qkv: [B, T, width], or q, k and v apart (then without convolution), heads side by side in the last axis; without
             the keys where the decay makes them.
-        S: float32 [B, HV, V, K]. Z: float32 [B, HV, K] of a normalised recurrence.
+        S: float32 [B, HV, V, K], or the values of M slots [B, HV, V, M]. S_keys: float32 [B, HV, M, K], their keys.
+        Z: float32 [B, HV, K] of a normalised recurrence.
         memory: the convolution's last taps - 1 raw inputs [B, taps - 1, width].
         weight, bias: of the convolution, [taps, width] and [width].
         q_gain, k_gain: [K] of rms vectors.
@@ -159,6 +171,7 @@ class Projected:
 
     qkv: mx.array | tuple[mx.array, ...]
     S: mx.array
+    S_keys: mx.array | None = None
     Z: mx.array | None = None
     memory: mx.array | None = None
     weight: mx.array | None = None
@@ -190,13 +203,15 @@ class Projected:
 @dataclass(frozen=True, eq=False)
 class Tape:
     """What T tokens did to a state, float32: log decays g [B, T, HV(, K)], keys k [B, T n, H, K] (H without repeats)
-    and writes u [B, T n, HV, V]; for the low-rank write the answers z [B, T, HV, V] and b [B, T, H, K] too."""
+    and writes u [B, T n, HV, V]; for the low-rank write the answers z [B, T, HV, V] and b [B, T, H, K] too. With
+    slots, k [B, T, H, M] is what they let go of, and `keys` [B, T, H, K] are the tokens' own."""
 
     k: mx.array
     u: mx.array
     g: mx.array | None = None
     z: mx.array | None = None
     b: mx.array | None = None
+    keys: mx.array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +223,7 @@ class Mixed:
     Z: mx.array | None = None
     memory: mx.array | None = None
     tape: Tape | None = None
+    S_keys: mx.array | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +240,8 @@ class Record:
     betas: int
     step: int
     bonus: int
+    fits: int
+    lost: int
     size: int
 
     @classmethod
@@ -231,8 +249,9 @@ class Record:
         K, n = spec.key_dim, spec.substeps
         low_rank = K if spec.write == "low_rank" else 0
         reader = K if spec.reader else low_rank
-        sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": K}[spec.decay], reader, low_rank]
+        sizes = [K, n * K, n * rows, {"none": 0, "head": 1, "channel": spec.state_dim}[spec.decay], reader, low_rank]
         sizes += [n if spec.write == "delta" else 0, 1 if spec.scales_values else 0, 1 if spec.bonus else 0]
+        sizes += [spec.slots, spec.slots]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return cls(*ends)
 

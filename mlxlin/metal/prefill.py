@@ -22,7 +22,7 @@ class Prepared:
     Attributes:
         q, k, v: [B, T, H, K], [B, T n, H, K] and [B, T n, HV, V] in the dtype of the projections. With a bonus there
             are T + 1 tokens; q lacks the last of them, k, v and g the first: what is read is what was before.
-        g: [B, T, HV(, K)] in float32. beta: [B, T n, HV]. a, b: [B, T, H, K].
+        g: [B, T, HV(, K)] in float32, with slots [B, T, HV, M]. beta: [B, T n, HV]. a, b: [B, T, H, K].
         bypass: factors [HV, V], [HV, 1] or [B, T, HV, 1] in float32, and what they multiply, v [B, T, HV, V]: added to
             the output.
         memory: of the convolution.
@@ -75,7 +75,7 @@ def _outputs(spec: FusedSpec, x: Projected) -> Outputs:
         "v": ((B, T * n, HV, V), dtype),
     }
     if spec.decay != "none":
-        outputs["g"] = ((B, T, HV, *([K] if spec.decay == "channel" else [])), mx.float32)
+        outputs["g"] = ((B, T, HV, *([spec.state_dim] if spec.decay == "channel" else [])), mx.float32)
     if spec.write == "delta":
         outputs["beta"] = ((B, T * n, HV), mx.float32)
     if spec.reader:
@@ -275,7 +275,7 @@ class _Body:
                 f"if (lane == 0) beta[token * {n * HV} + vector] = real ? {literal(spec.beta_factor)} * {beta} : 0.0f;"
             )
         if "g" in self._outputs:
-            width = spec.key_dim if spec.decay == "channel" else 1
+            width = spec.state_dim if spec.decay == "channel" else 1
             head = "vector" if spec.decay_heads == HV else self._head("v")
             stored = f"store_decays<{width}>(decays, g, token * {HV} + vector, b, t, {head}, real, lane);"
             lines.append(stored if n == 1 else f"if (vector < {HV}) {stored}")

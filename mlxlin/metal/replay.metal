@@ -23,6 +23,7 @@ inline void replay(View<SP> S, View<GP> g_, View<KP> k_, View<UP> u_, View<ZP> z
   for (int t = 0; t < n; ++t) {
     if (DECAY == HEAD_DECAY) apply_decay(s, filled<M>(decay_of(load(g, 0))));
     if (DECAY == CHANNEL_DECAY) apply_decay(s, decays_of(part_of<M, L>(g, part)));
+    if (DECAY == VALUE_DECAY) apply_decay(s, filled<M>(decay_of(load(g, r))));
     for (int j = 0; j < N; ++j) {
       write(s, load(u, r), part_of<M, L>(k, part));
       to_next(k);

@@ -8,7 +8,7 @@
 // 1 is here, 2 and 3 are in decode.metal.
 // A threadgroup runs one value head, or one of several parts of its rows (then the norm is a dispatch of its own).
 // The record of one token in threadgroup memory, SIZE floats:
-// q | k of each sub-token | v of each sub-token | decays | a | b | betas | time step | bonus
+// q | k of each sub-token | v of each sub-token | decays | a | b | betas | time step | bonus | slots: fits | lost
 
 // What a threadgroup works on, and which of its SIMD-groups and lanes this thread is
 struct Place {

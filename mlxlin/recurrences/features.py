@@ -16,6 +16,8 @@ def activated(kind: Activation, x: mx.array) -> mx.array:
         return mx.maximum(x, 0)
     if kind == "elu":
         return mx.where(x > 0, x + 1, mx.exp(mx.minimum(x, 0)))
+    if kind == "silu_twice":
+        return activated("silu", activated("silu", x))
     return x * mx.sigmoid(x) if kind == "silu" else mx.sigmoid(x)
 
 

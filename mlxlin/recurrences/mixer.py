@@ -24,6 +24,7 @@ from .probe import TOLERANCE, float64, relative_error, trusted_by_key
 from .read_first import run_read_first
 from .run import run
 from .samples import sample_mixer
+from .slots import run_slots
 
 _RULES = {
     ("add", "none"): "linear",
@@ -44,9 +45,14 @@ def rule_of(spec: FusedSpec) -> str:
     return "delta_product" if spec.substeps > 1 else _RULES[spec.write, spec.decay]
 
 
+def knows(spec: FusedSpec) -> bool:
+    """Whether there are kernels for the sizes of a mixer."""
+    return supports(spec.key_dim, spec.slots or spec.value_dim) and supports(spec.state_dim, spec.value_dim)
+
+
 def takes(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> bool:
     """Whether kernels run so many tokens of such a mixer here, and do it right."""
-    fits = supports(spec.key_dim, spec.value_dim) and dtype in TOLERANCE and tokens > 0 and batch > 0
+    fits = knows(spec) and dtype in TOLERANCE and tokens > 0 and batch > 0
     few = tokens <= longest(spec, batch)
     if not on_metal() or not fits:
         return False
@@ -73,6 +79,9 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
     B, T, _ = x.first.shape
     if T > longest(spec, B):
         ready = prefill(spec, x)
+        if x.S_keys is not None:
+            mixed = _by_slots(x, ready.q, ready.k, ready.v, ready.g)
+            return replace(mixed, y=_finished(spec, x, mixed.y), memory=ready.memory)
         gates = {name: getattr(ready, name) for name in ("g", "beta", "a", "b")}
         slots = x.lengths + 1 if spec.bonus and x.lengths is not None else x.lengths
         y, S, Z = _recurrence(spec, x, ready.q, ready.k, ready.v, {**gates, "lengths": slots})
@@ -91,6 +100,13 @@ def _recurrence(
     return (y, *after) if isinstance(after, tuple) else (y, after, None)
 
 
+def _by_slots(x: Projected, q: mx.array, k: mx.array, v: mx.array, g: mx.array | None) -> Mixed:
+    """Gated slot attention between its gates and its norm."""
+    assert x.S_keys is not None and g is not None
+    y, S_keys, S = run_slots(q, k, v, g=g, keys=x.S_keys, values=x.S, lengths=x.lengths)
+    return Mixed(y, S, S_keys=S_keys)
+
+
 def _finished(spec: FusedSpec, x: Projected, y: mx.array, bypass: tuple[mx.array, mx.array] | None = None) -> mx.array:
     """What bypasses the recurrence, norm and gate in a dispatch of their own."""
     if not spec.norm and spec.gate == "none" and bypass is None:
@@ -98,7 +114,7 @@ def _finished(spec: FusedSpec, x: Projected, y: mx.array, bypass: tuple[mx.array
     B, T, HV, V = y.shape
     z = gated_norm(
         y.reshape(B, T, HV * V),
-        x.gate,
+        y.flatten(2) if spec.self_gated else x.gate,
         x.norm,
         spec.eps if spec.norm else None,
         bias=x.norm_bias,
@@ -127,8 +143,9 @@ def complaint(spec: FusedSpec, x: Projected) -> str:
     # prefill rounds the inputs of the recurrence to the dtype of the projections, decode rounds none
     inputs = TOLERANCE[found.y.dtype if T > longest(spec, B) else mx.float32]
     pairs = [(found.y, exact.y, TOLERANCE[found.y.dtype]), (found.S, exact.S, inputs)]
-    if found.Z is not None and exact.Z is not None:
-        pairs.append((found.Z, exact.Z, inputs))
+    for other, wanted in ((found.Z, exact.Z), (found.S_keys, exact.S_keys)):
+        if other is not None and wanted is not None:
+            pairs.append((other, wanted, inputs))
     wrong = [e for a, b, limit in pairs if not (e := relative_error(a, float64(b))) < limit]
     return f"results are off by {max(wrong):.1e}" if wrong else ""
 
@@ -147,6 +164,9 @@ def mix(spec: FusedSpec, x: Projected) -> Mixed:
     """
     given, memory = arguments(spec, x)
     q, k, v = (given.pop(name) for name in "qkv")
+    if x.S_keys is not None:
+        mixed = _by_slots(x, q, k, v, given["g"])
+        return replace(mixed, y=finish(spec, x, mixed.y).astype(x.first.dtype), memory=memory)
     if x.bonus is not None:
         y, S = run_read_first(q, k, v, **given, bonus=x.bonus, state=x.S, lengths=x.lengths)
         return Mixed(finish(spec, x, y).astype(x.first.dtype), S, memory=memory)
@@ -179,7 +199,8 @@ def arguments(spec: FusedSpec, x: Projected) -> tuple[dict[str, mx.array], mx.ar
         p = k * x.reader[0, :, None]
         q, k, reader["a"] = (normed("l2", z) for z in (q - p * x.reader[1, :, None], k, p))
     v = v.reshape(B, T * n, -1, spec.value_dim)
-    given = reader | {"q": q * spec.scale, "k": _repeated(spec, k), "v": _repeated(spec, v)}
+    q = q if spec.scale == 1.0 else q * spec.scale
+    given = reader | {"q": q, "k": _repeated(spec, k), "v": _repeated(spec, v)}
     if g is not None:
         given["g"] = g if spec.decay_heads == spec.value_heads else _repeated(spec, g)
     if x.beta is not None:
@@ -208,7 +229,8 @@ def turned(x: mx.array, cos: mx.array, sin: mx.array, interleaved: bool) -> mx.a
 
 def finish(spec: FusedSpec, x: Projected, y: mx.array) -> mx.array:
     """The norm over each head of y [B, T, HV, V], or over groups of all channels, and the output gate."""
-    gate = None if x.gate is None else activated(spec.gate, x.gate.astype(mx.float32)).reshape(y.shape)
+    given = y if spec.self_gated else x.gate
+    gate = None if given is None else activated(spec.gate, given.astype(mx.float32)).reshape(y.shape)
     if gate is not None and spec.gate_first:
         y = y * gate
     if spec.norm:
@@ -229,9 +251,10 @@ def log_decay(spec: FusedSpec, x: Projected) -> mx.array | None:
     if x.decay is None:
         return None
     g = x.decay.astype(mx.float32)
-    g = g if spec.decay == "head" else g.reshape(*g.shape[:2], -1, spec.key_dim)
+    g = g if spec.decay == "head" else g.reshape(*g.shape[:2], -1, spec.state_dim)
     if spec.decay_kind == "logsigmoid":
-        return mx.maximum(-mx.logaddexp(-g, 0.0) / spec.decay_constant, spec.decay_floor)
+        g = mx.logaddexp(-g, 0.0) / -spec.decay_constant
+        return g if spec.decay_floor == -float("inf") else mx.maximum(g, spec.decay_floor)
     if spec.decay_kind == "exponential":
         return -mx.exp(g)
     if spec.decay_kind == "forget":

@@ -36,8 +36,8 @@ def run_read_first(
         lengths=None if lengths is None else lengths + 1,
     )
     assert isinstance(S, mx.array)
-    own = (q * k * bonus).sum(axis=-1, keepdims=True)
-    y = y[:, :-1] + mx.repeat(own, v.shape[2] // q.shape[2], axis=2) * v
+    own, groups = (q * k * bonus).sum(axis=-1, keepdims=True), v.shape[2] // q.shape[2]
+    y = y[:, :-1] + (own if groups == 1 else mx.repeat(own, groups, axis=2)) * v
     if lengths is not None:
         y = mx.where((mx.arange(y.shape[1]) < lengths[:, None])[:, :, None, None], y, 0)
     return y, S

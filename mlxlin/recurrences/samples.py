@@ -73,7 +73,9 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     def normal(*shape: int, kind: mx.Dtype = dtype) -> mx.array:
         return mx.array(rng.normal(size=shape).astype(np.float32)).astype(kind)
 
-    given: dict[str, Any] = {"S": normal(batch, HV, V, K, kind=mx.float32)}
+    given: dict[str, Any] = {"S": normal(batch, HV, V, spec.state_dim, kind=mx.float32)}
+    if spec.slots:
+        given["S_keys"] = normal(batch, HV, spec.slots, K, kind=mx.float32) * K**-0.5
     projected, keys = HV // spec.repeats, 0 if spec.decay_kind == "forget" else spec.keys
     q, k, v = (normal(batch, tokens, n) for n in (spec.heads * spec.head_dim, keys, spec.substeps * projected * V))
     if spec.normalize is not None or "simplex" in (spec.q_norm, spec.k_norm):  # sums of what is not negative
@@ -102,7 +104,7 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     if spec.taps:
         given |= {"weight": normal(spec.taps, spec.width), "memory": normal(batch, spec.taps - 1, spec.width)}
     if spec.decay != "none":
-        width = spec.decay_heads * (K if spec.decay == "channel" else 1)
+        width = spec.decay_heads * (spec.state_dim if spec.decay == "channel" else 1)
         x = normal(batch, tokens, width)
         given["decay"] = -mx.exp(x.astype(mx.float32)) if spec.decay_kind == "given" else x
         if spec.decay_kind in ("softplus", "sigmoid"):
@@ -118,7 +120,7 @@ def sample_mixer(spec: FusedSpec, batch: int, tokens: int, dtype: mx.Dtype) -> P
     if spec.norm:
         names = ("norm", "norm_bias") if spec.centered else ("norm",)
         given |= {name: normal(HV * V if spec.joint_groups else V) for name in names}
-    if spec.gate != "none":
+    if spec.gate != "none" and not spec.self_gated:
         given["gate"] = normal(batch, tokens, HV * V)
     if tokens > 1:
         given["lengths"] = mx.array([tokens] * (batch - 1) + [tokens - 1])

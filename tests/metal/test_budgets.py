@@ -268,6 +268,40 @@ def test_gated_norm_with_what_bypasses_the_recurrence() -> None:
     ).check(launch)
 
 
+def test_decode_of_rwkv6_reads_the_state_once() -> None:
+    """Reading before the write costs no more than reading after it."""
+    spec = replace(MIXERS["rwkv 6"], heads=16, value_heads=16)
+    x = sample_mixer(spec, 1, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: decode(spec, x))
+    state, vectors = 16 * 128 * 64 * 4, 16 * 2 * (3 * 64 + 3 * 128)  # r, k, decay; v, gate, y
+    parameters = 16 * 2 * (64 + 2 * 128)  # bonus, gain, bias
+    Budget(
+        unique=2 * state + vectors + parameters + 2_000,
+        issued=2 * state + vectors + parameters + 16 * 16 * 256,  # and T, by every thread
+        flops=int(1.1 * 6 * 16 * 128 * 64),  # decay, write and query
+        simd=16 * (1 + 2 * 8 * 3 + 2),  # the bonus; v to its row and the query's two shuffles, twice; mean and norm
+        barriers=2 * 16,
+        threadgroup=4 * (3 * 64 + 128 + 1),
+    ).check(launch)
+
+
+def test_decode_of_gated_slot_attention_reads_both_states_once_for_each_part_of_a_head() -> None:
+    spec = MIXERS["gated slot attention"]
+    x = sample_mixer(spec, 1, 1, mx.bfloat16)
+    (launch,) = launches_of(lambda: decode(spec, x))
+    heads, parts, state = 4, 4, 4 * 256 * 64 * 4
+    vectors = heads * 2 * (4 * 256 + 64)  # q, k, v, y; forget
+    Budget(
+        unique=2 * 2 * state + vectors + 2_000,
+        # keys by every part and back by one, values; and T, by every thread
+        issued=(parts + 3) * state + parts * vectors + 20 * heads * parts * 256,
+        flops=int(1.1 * 6 * (parts + 1) * heads * 256 * 64),
+        simd=heads * parts * (16 * 4 + 2 + 8 * 3),  # rows of 8 and of 4 lanes, and a softmax between
+        barriers=4 * heads * parts,
+        threadgroup=4 * (2 * 256 + 3 * 64 + 64),
+    ).check(launch)
+
+
 def test_time_mix() -> None:
     x = sample(4, 64, 1, mx.bfloat16)
     (launch,) = launches_of(lambda: time_mix(x))

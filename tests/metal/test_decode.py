@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal.decode import decode, replay
+from mlxlin.metal.decode import decode, replay, replay_keys
 from mlxlin.metal.mixer import FusedSpec, Mixed, Projected, finishes, longest
 from mlxlin.recurrences.mixer import finish, in_float32, mix
 from mlxlin.recurrences.samples import sample_mixer
@@ -34,6 +34,12 @@ DELTA_NET: dict[str, Any] = {
 def gated_delta_net(H: int = 16, groups: int = 1, K: int = 32, V: int = 32, **changes: Any) -> FusedSpec:
     settings = {**DELTA_NET, "decay": "head", "decay_kind": "softplus", "scale": K**-0.5, **changes}
     return FusedSpec(H, H * groups, K, V, **settings)
+
+
+def gated_slots(H: int, K: int, M: int, V: int, **changes: Any) -> FusedSpec:
+    settings: dict[str, Any] = {"slots": M, "decay_kind": "logsigmoid", "decay_constant": 8.0, "v_activation": "silu"}
+    settings |= {"norm": True, "joint_groups": 1, "eps": 1e-5, "gate": "sigmoid", "gate_first": True}
+    return FusedSpec(H, H, K, V, "add", "channel", self_gated=True, **{**settings, **changes})
 
 
 SPECS = {
@@ -81,6 +87,19 @@ SPECS = {
         16, 16, 64, 64, "add", "head", repeats=4, rotary=64, scale=0.125, norm=True, eps=1e-6, gate="silu"
     ),
     "rotated-pairs": FusedSpec(16, 16, 64, 32, "add", "head", rotary=32, interleaved=True, apart=True),
+    "slots": gated_slots(4, 256, 64, 256, features="silu"),
+    "slots-conv": gated_slots(
+        8,
+        32,
+        64,
+        32,
+        repeats=2,
+        taps=4,
+        q_activation="silu",
+        k_activation="silu",
+        v_activation="silu_twice",
+        features="relu",
+    ),
     "normalised": FusedSpec(16, 16, 32, 32, "add", "none", q_activation="elu", k_activation="elu", normalize=1e-6),
     "normalised-apart": FusedSpec(8, 16, 64, 64, "add", "none", apart=True, normalize=1e-6, norm=True, eps=1e-5),
     "forgetting": FusedSpec(
@@ -198,6 +217,9 @@ CALLS = [
     Call("mamba2-normless", T=2, strided=True),
     Call("retention-grouped", T=3, B=2, lengths=(1, 3), strided=True),
     Call("rotated-pairs", T=2, dtype=mx.float16),
+    Call("slots", T=1, dtype=mx.bfloat16, strided=True),
+    Call("slots", T=7, B=2, lengths=(7, 0)),
+    Call("slots-conv", T=5, B=2, lengths=(2, 5), strided=True, dtype=mx.float16),
     Call("normalised", T=3, B=2, lengths=(2, 0)),
     Call("normalised-apart", T=2, strided=True, dtype=mx.bfloat16),
     Call("forgetting", T=4, B=2, lengths=(4, 3), strided=True),
@@ -225,8 +247,9 @@ def assert_equal_mixed(spec: FusedSpec, x: Projected, found: Mixed) -> None:
         y = finish(spec, x, y.astype(mx.float32)).astype(y.dtype)
     assert error(y, float64(expected.y)) < TOLERANCE[y.dtype]
     assert error(found.S, float64(expected.S)) < TOLERANCE[mx.float32]
-    if expected.Z is not None:
-        assert found.Z is not None and error(found.Z, float64(expected.Z)) < TOLERANCE[mx.float32]
+    for other, wanted in ((found.Z, expected.Z), (found.S_keys, expected.S_keys)):
+        if wanted is not None:
+            assert other is not None and error(other, float64(wanted)) < TOLERANCE[mx.float32]
     if expected.memory is not None:
         assert found.memory is not None
         assert mx.array_equal(found.memory.astype(mx.float32), expected.memory.astype(mx.float32))
@@ -264,6 +287,17 @@ def test_b53_replaying_a_tape_gives_the_bits_of_the_accepted_tokens(name: str) -
     assert mx.array_equal(replay(spec, x.S, verified.tape, mx.array([T, T])), verified.S)
     ragged = replay(spec, x.S, verified.tape, mx.array([1, 4]))
     assert mx.array_equal(ragged[1], replay(spec, x.S, verified.tape, mx.array([4, 4]))[1])
+
+
+def test_b53_replaying_a_tape_gives_the_bits_of_the_keys_of_slots() -> None:
+    spec, x = Call("slots-conv", T=4, B=2).projected()
+    verified = decode(spec, x, tape=True)
+    assert verified.tape is not None and x.S_keys is not None
+    for counts in ([0, 4], [1, 3], [2, 2]):
+        accepted = mx.array(counts)
+        plain = decode(spec, replace(x, lengths=accepted))
+        assert mx.array_equal(replay(spec, x.S, verified.tape, accepted), plain.S)
+        assert mx.array_equal(replay_keys(spec, x.S_keys, verified.tape, accepted), plain.S_keys)
 
 
 @pytest.mark.parametrize("name", ["gated_delta_net", "forgetting-convolved"])

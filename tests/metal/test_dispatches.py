@@ -43,15 +43,22 @@ def decode_counts(spec: FusedSpec, tokens: int) -> Counter[str]:
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_mixer_decodes_in_one_dispatch_or_two_where_heads_are_few_or_normed_together(name: str, tokens: int) -> None:
-    apart = {"gated_norm": 1} if name in ("gated linear attention", "mamba 2") else {}
+    few_or_joint = ("gated linear attention", "gated slot attention", "hgrn2", "lightning", "mamba 2")
+    apart = {"gated_norm": 1} if name in few_or_joint else {}
     assert decode_counts(MIXERS[name], tokens) == {"decode": 1, **apart}
 
 
-@pytest.mark.parametrize("name", [name for name in MIXERS if name != "comba"])
+@pytest.mark.parametrize("name", [name for name in MIXERS if name not in ("comba", "gated slot attention")])
 def test_a_mixer_prefills_in_four_dispatches(name: str) -> None:
     prep = "prep_channel" if MIXERS[name].decay == "channel" else "prep_head"
+    recurrence = {"scan": 1} if MIXERS[name].normalize is not None else {prep: 1, "chunk": 1}
     around = {} if name == "low rank" else {"prefill": 1, "gated_norm": 1}  # it has nothing around its recurrence
-    assert decode_counts(MIXERS[name], 64) == {prep: 1, "chunk": 1, **around}
+    assert decode_counts(MIXERS[name], 64) == {**recurrence, **around}
+
+
+def test_gated_slot_attention_prefills_by_the_kernels_of_its_two_recurrences() -> None:
+    around = {"prefill": 1, "Expm1": 1, "Negative": 1, "Softmax": 1, "gated_norm": 1}
+    assert decode_counts(MIXERS["gated slot attention"], 64) == {"scan": 1, "prep_channel": 1, "chunk": 1, **around}
 
 
 @pytest.mark.parametrize("tokens", [5, 64])

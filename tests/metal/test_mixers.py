@@ -23,6 +23,7 @@ from mlxlin.models.spec import (
     RopeSpec,
     Rwkv6Spec,
     Rwkv7Spec,
+    SlotSpec,
 )
 from mlxlin.recurrences import mixer
 
@@ -210,6 +211,8 @@ def test_what_a_probe_runs_is_what_the_mixer_runs(name: str) -> None:
         (replace(retention(), qk_norm="sum"), "operations, a kernel for the recurrence where there is one"),  # no order
         (replace(PLAIN, key_dim=16), "operations, a kernel for the recurrence where there is one"),
         (Rwkv6Spec(16, 32, 64, 8, 8, 1e-5), "one kernel"),
+        (SlotSpec(16, 4, 32, 64, 64, 8.0, NORM), "two kernels, the second for the norm"),
+        (SlotSpec(16, 4, 32, 64, 48, 8.0, NORM), "operations, a kernel for the recurrence where there is one"),
         (Rwkv7Spec(2, 64, 8, 8, 8, 8, 1e-5, 1e-6), "one kernel"),
         (AttentionSpec(2, 2, 64, 0.125), "attention of MLX"),
     ],

@@ -20,7 +20,7 @@ from tests.models.golden import FIXTURES, Golden, difference, model_of
 from tests.tiny import HYBRID, RECURRENT, tiny_model
 
 from .measure import launches_of
-from .tokens import COMBA, HGRN2, LINEAR_ATTENTION, MAMBA, RWKV6
+from .tokens import COMBA, HGRN2, LINEAR_ATTENTION, MAMBA, RWKV6, SLOTS
 
 # head sizes that the kernels take
 GATED_DELTA_NET = HYBRID | {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
@@ -54,6 +54,7 @@ MODELS = {
     "linear attention, dpfp": MAPPED | {"feature_map": "dpfp", "num_heads": 4, "expand_v": 2.0},
     "delta net": DELTA_NET,
     "ring": RING,
+    "gated slot attention": SLOTS | {"num_hidden_layers": 2},
     "mamba 2": MAMBA | {"state_size": 32, "num_hidden_layers": 1},
 }
 

@@ -45,15 +45,16 @@ def run_decode_whole() -> Arrays:
 
 
 def run_decode_kinds() -> Arrays:
-    """With a step and a skip, rotated with grouped heads, normalised, with a reader, with a bonus, and with maps."""
-    names = ("mamba2", "retention-grouped", "normalised", "comba", "rwkv6")
+    """With a step and a skip, rotated with grouped heads, normalised, with a reader, a bonus, slots, and maps."""
+    names = ("mamba2", "retention-grouped", "normalised", "comba", "rwkv6", "slots-conv")
     mixed = [decode(*Call(name, T=2).projected()) for name in (*names, "forgetting-convolved", "hedgehog", "rms")]
-    return [z for one in mixed for z in (one.y, one.S, one.Z, one.memory) if z is not None]
+    return [z for one in mixed for z in (one.y, one.S, one.Z, one.S_keys, one.memory) if z is not None]
 
 
 def run_prefill() -> Arrays:
     calls = [Call(name, T=3) for name in ("kda-bounded", "mamba2", "retention-grouped", "forgetting", "comba")]
-    return [z for call in calls for z in vars(prefill(*call.projected())).values() if z is not None]
+    found = [z for call in calls for z in vars(prefill(*call.projected())).values() if z is not None]
+    return [array for z in found for array in (z if isinstance(z, tuple) else (z,))]
 
 
 def run_layers() -> Arrays:

@@ -17,6 +17,7 @@ from .tokens import (
     LINEAR_ATTENTION,
     MAMBA,
     RWKV6,
+    SLOTS,
     TIME_MIX,
     layer_dispatches,
     prompt_dispatches,
@@ -81,6 +82,13 @@ def test_dispatches_of_a_layer_of_comba(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
+def test_dispatches_of_a_layer_of_gated_slot_attention(packed: bool) -> None:
+    """Its norm runs over all heads."""
+    one, two = (token_dispatches(SLOTS | {"num_hidden_layers": n}, packed) for n in (1, 2))
+    assert by_kind(two - one) == MIXER + DENSE_PART + Counter(gated_norm=1, products=int(packed))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
 def test_dispatches_of_a_layer_of_hgrn2_behind_a_convolution(packed: bool) -> None:
     """Its norm runs over all heads."""
     one, two = (token_dispatches(HGRN2 | {"num_hidden_layers": n}, packed) for n in (1, 2))
@@ -103,12 +111,13 @@ def test_dispatches_of_a_layer_with_a_feature_map(name: str, more: dict[str, Any
     assert by_kind(two - one) == MIXER + DENSE_PART + Counter(products=products)
 
 
-def test_dispatches_of_a_layer_of_rwkv6() -> None:
+@pytest.mark.parametrize(("packed", "limit"), [(False, 25), (True, 26)], ids=["bfloat16", "4 bits"])
+def test_dispatches_of_a_layer_of_rwkv6(packed: bool, limit: int) -> None:
     """12 products, one of them of the five low-rank mixes."""
-    two, three = (token_dispatches(RWKV6 | {"num_hidden_layers": n}) for n in (2, 3))
+    two, three = (token_dispatches(RWKV6 | {"num_hidden_layers": n}, packed) for n in (2, 3))
     layer = by_kind(three - two)
     assert (layer["products"], layer["decode"], layer["add_norm"]) == (12, 1, 2)
-    assert layer.total() <= 25
+    assert layer.total() <= limit
 
 
 @pytest.mark.parametrize(("packed", "limit"), [(False, 25), (True, 28)], ids=["bfloat16", "4 bits"])

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from mlxlin.backend import mx
-from mlxlin.models import Model, find, parameters
+from mlxlin.models import Model, find, moe, parameters
 from mlxlin.models.params import QuantSpec
 from mlxlin.sampling import Sampler, Sampling
 from tests.tiny import HYBRID, RWKV7
@@ -81,6 +81,18 @@ HGRN2 = {
     "expand_ratio": 32,
     "use_short_conv": True,
 }
+SLOTS = {
+    "model_type": "gsa",
+    "architectures": ["GSAForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "num_slots": 32,
+    "use_short_conv": True,
+    "conv_size": 4,
+}
 RWKV6 = {
     "model_type": "rwkv6",
     "architectures": ["RWKV6ForCausalLM"],
@@ -121,8 +133,9 @@ def token_dispatches(config: Mapping[str, Any], packed: bool = False, sampling: 
     sampler = None if sampling is None else Sampler(sampling)
     if sampler is not None:  # random numbers are drawn in blocks: not for this token
         mx.eval(sampler(mx.zeros((1, 1, config["vocab_size"]))))
-    with metal_in_name():
+    with mock.patch.object(moe, "on_metal", lambda: True):  # experts as Metal keeps them
         model = model_of(config, packed)
+    with metal_in_name():
 
         def call(token: mx.array) -> list[mx.array]:
             logits, new = model(token, state)

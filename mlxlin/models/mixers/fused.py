@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from mlxlin.metal.mixer import FusedSpec, VectorNorm, finishes
@@ -18,8 +17,10 @@ from mlxlin.models.spec import (
     OutputSpec,
     Rwkv6Spec,
     Rwkv7Spec,
+    SlotSpec,
 )
 from mlxlin.recurrences import RULES
+from mlxlin.recurrences.mixer import knows
 from mlxlin.recurrences.reference import NORMALIZER_EPS
 
 _OPERATIONS = "operations, a kernel for the recurrence where there is one"
@@ -57,7 +58,6 @@ def fusion(spec: LinearSpec) -> FusedSpec | None:
     )
 
 
-@cache
 def time_mixing(spec: Rwkv6Spec) -> FusedSpec:
     """RWKV-6 between its projections and its output projection."""
     return FusedSpec(
@@ -74,6 +74,33 @@ def time_mixing(spec: Rwkv6Spec) -> FusedSpec:
         centered=True,
         eps=spec.eps,
         gate="silu",
+    )
+
+
+def slot_attention(spec: SlotSpec) -> FusedSpec:
+    """Gated slot attention between its projections and its output projection; behind a convolution has silu first."""
+    return FusedSpec(
+        spec.heads,
+        spec.heads,
+        spec.key_dim,
+        spec.value_dim,
+        write="add",
+        decay="channel",
+        repeats=spec.heads // spec.kv_heads,
+        taps=spec.conv,
+        q_activation="silu" if spec.conv else "none",
+        k_activation="silu" if spec.conv else "none",
+        v_activation="silu_twice" if spec.conv else "silu",
+        features=spec.features,
+        decay_kind="logsigmoid",
+        decay_constant=spec.divisor,
+        slots=spec.slots,
+        norm=True,
+        joint_groups=1,
+        eps=spec.norm.eps,
+        gate="sigmoid",
+        gate_first=True,
+        self_gated=True,
     )
 
 
@@ -131,16 +158,22 @@ def _output(output: OutputSpec) -> dict[str, Any]:
     }
 
 
+def _fused(spec: MixerSpec) -> FusedSpec | None:
+    if isinstance(spec, Rwkv6Spec):
+        return time_mixing(spec)
+    if isinstance(spec, SlotSpec):
+        return slot_attention(spec)
+    return fusion(spec) if isinstance(spec, LinearSpec) else None
+
+
 def decoding(spec: MixerSpec) -> str:
     """What decodes one row of a mixer on Metal between its projections, for people."""
     if isinstance(spec, (AttentionSpec, LatentSpec)):
         return "attention of MLX"
     if isinstance(spec, Rwkv7Spec):
         return "one kernel" if supports(spec.head_dim, spec.head_dim) else _OPERATIONS
-    fused = fusion(spec) if isinstance(spec, LinearSpec) else None
-    if isinstance(spec, Rwkv6Spec):
-        fused = time_mixing(spec)
-    if fused is None or not supports(fused.key_dim, fused.value_dim):
+    fused = _fused(spec)
+    if fused is None or not knows(fused):
         return _OPERATIONS
     kernel = "one kernel" if finishes(fused, 1) else "two kernels, the second for the norm"
     products = isinstance(spec, LinearSpec) and learned(spec)

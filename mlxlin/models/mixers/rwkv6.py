@@ -47,6 +47,7 @@ class Rwkv6:
 
     def __init__(self, spec: Rwkv6Spec, params: Params, width: int, dtype: mx.Dtype) -> None:
         self._spec, self._width, self._dtype = spec, width, dtype
+        self._fused = time_mixing(spec)
         self._first_mix, self._mix = params.take("first_mix"), params.made(params.take("mix")[:, None, None])
         names = ("r", "k", "v", "gate", "decay", "decay_out", "mix_in", "out")
         self._linear = {name: Linear(Matrix.take(params, name)) for name in names}
@@ -81,7 +82,7 @@ class Rwkv6:
             norm_bias=self._bias,
             lengths=step.lengths,
         )
-        read = recurrences.mixer.advance(time_mixing(self._spec), given)
+        read = recurrences.mixer.advance(self._fused, given)
         return linear["out"](read.y.flatten(2)), {"S": read.S, "shift": shift}
 
     def _mixed(self, x: mx.array, change: mx.array) -> list[mx.array]:

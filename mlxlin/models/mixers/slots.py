@@ -1,16 +1,13 @@
-"""Gated slot attention: softmax attention over a few memories instead of over all tokens (arXiv:2409.07146).
-
-Each token is written into every slot as far as the slot lets go of what it holds, s = 1 - exp(f). One recurrence reads
-how well a query fits the keys in each slot; behind a softmax, another reads the values there.
-"""
+"""Gated slot attention: softmax attention over a few memories instead of over all tokens (Zhang et al. 2024,
+arXiv:2409.07146)."""
 
 from __future__ import annotations
 
 from mlxlin import recurrences
 from mlxlin.backend import mx
-from mlxlin.models.activations import silu, softplus
+from mlxlin.metal.mixer import Projected
 from mlxlin.models.blocks import Linear, Matrix, Projections
-from mlxlin.models.mixers.convolution import short_convolution
+from mlxlin.models.mixers.fused import slot_attention
 from mlxlin.models.mixers.step import Step, recurrent
 from mlxlin.models.norms import Norm
 from mlxlin.models.params import Parameter, Params, Table, under
@@ -42,10 +39,10 @@ class SlotMixer:
     """One layer; its state is `S` [B, H, M, K], the keys of M slots, `S_values` [B, H, V, M], float32, and `conv`."""
 
     def __init__(self, spec: SlotSpec, params: Params, width: int, dtype: mx.Dtype) -> None:
-        self._spec, self._dtype = spec, dtype
+        self._spec, self._fused, self._dtype = spec, slot_attention(spec), dtype
         self._project = Projections(params, _INPUTS)
         self._conv = params.take("conv.weight") if spec.conv else None
-        self._norm = Norm(spec.norm, params.at("norm"))
+        self._norm = params.take("norm.weight") if spec.norm.affine else None
         self._out = Linear(Matrix.take(params, "out"))
 
     def fresh(self, batch: int) -> LayerState:
@@ -61,36 +58,12 @@ class SlotMixer:
 
     def __call__(self, x: mx.array, state: LayerState, step: Step) -> tuple[mx.array, LayerState]:
         """x [B, T, D] -> y [B, T, D] and the state after the last real token of each row."""
-        spec, old = self._spec, recurrent(state)
-        new: dict[str, mx.array] = {}
+        old = recurrent(state)
         qkv, forget = self._project(x)
-        if self._conv is not None:
-            qkv, new["conv"] = short_convolution(qkv, old["conv"], self._conv, None, step.lengths)
-            qkv = silu(qkv)
-        q_width, k_width, _ = _widths(spec)
-        q, k, v = mx.split(qkv, [q_width, q_width + k_width], axis=-1)
-        q, k = (silu(z) if spec.features == "silu" else mx.maximum(z, 0) for z in (q, k))
-        q = self._heads(q, spec.heads)
-        k, v = self._heads(k, spec.kv_heads), self._heads(silu(v), spec.kv_heads)
-        g = -softplus(-self._heads(forget, spec.kv_heads).astype(mx.float32)) / spec.divisor
-        written = -mx.expm1(g)
-        fits, new["S"] = self._run("gated_values", q, k, written, g, old["S"], step)
-        y, new["S_values"] = self._run(
-            "gated", mx.softmax(fits, axis=-1), self._repeated(written), v, g, old["S_values"], step
+        given = {"decay": forget, "weight": self._conv, "memory": old.get("conv"), "norm": self._norm}
+        mixed = recurrences.mixer.advance(
+            self._fused,
+            Projected(qkv, old["S_values"], S_keys=old["S"], **given, lengths=step.lengths),
         )
-        return self._out(self._norm(silu(y.reshape(*x.shape[:2], -1)))), new
-
-    def _heads(self, x: mx.array, heads: int) -> mx.array:
-        return x.reshape(*x.shape[:2], heads, -1)
-
-    def _repeated(self, x: mx.array) -> mx.array:
-        """x [B, T, H or kv heads, *] for every head."""
-        return mx.repeat(x, self._spec.heads // x.shape[2], axis=2) if x.shape[2] < self._spec.heads else x
-
-    def _run(
-        self, rule: str, q: mx.array, k: mx.array, v: mx.array, g: mx.array, S: mx.array, step: Step
-    ) -> tuple[mx.array, mx.array]:
-        k, v, g = (self._repeated(z) for z in (k, v, g))
-        y, S_new = recurrences.run(rule, q, k, v, g=g, state=S, lengths=step.lengths)
-        assert isinstance(S_new, mx.array)
-        return y, S_new
+        new = {"S": mixed.S_keys, "S_values": mixed.S, "conv": mixed.memory}
+        return self._out(mixed.y.flatten(2)), {name: array for name, array in new.items() if array is not None}
