@@ -21,7 +21,7 @@ from .manifest import Manifest, is_converted, open_converted, read_manifest
 from .outline import open_outline
 from .prepare import Prepared, prepare
 from .recipe import Recipe, make_recipe
-from .repository import is_side_file
+from .repository import SIDE_FILES
 from .resolve import Notice, Progress, present, provenance, resolve
 from .writer import index_text, shard, shard_names, write_shard
 
@@ -147,7 +147,7 @@ def _write(
     path: Path, out: Path, prepared: Prepared, recipe: Recipe, dtype: mx.Dtype | None, progress: Progress | None
 ) -> None:
     folder = path if path.is_dir() else path.parent
-    side = sorted(p for p in folder.rglob("*") if p.is_file() and is_side_file(p.relative_to(folder).as_posix()))
+    side = sorted({path for pattern in SIDE_FILES for path in folder.glob(pattern) if path.is_file()})
     check_disk(out, prepared.nbytes + sum(p.stat().st_size for p in side) + _SLACK)
     repo, commit = provenance(path)
     shapes = {name: shape for item in prepared.items for name, shape in item.stored.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -15,6 +16,7 @@ from mlxlin.errors import InputError, MlxlinError, ResourceError
 
 MANIFEST = "mlxlin.json"
 _LITTER = ("._", ".DS_Store")
+_HERE = -100  # AT_FDCWD: names are relative to the current folder
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -22,16 +24,21 @@ def check_target(out: Path) -> None:
     """Refuse an output path that holds something we did not write.
 
     Raises:
-        InputError: a file, a non-empty folder without our manifest, or one with files that the manifest does not list.
+        InputError: a file; the folder one is in; a folder with files that no manifest of ours lists.
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a folder.", "Name another output folder.")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+    if out.is_dir() and Path.cwd().is_relative_to(out.resolve()):
+        raise InputError(
+            f"{out} is where this command runs; the output replaces its folder as a whole.", "Name another folder."
+        )
+    foreign = _foreign_file(out) if out.is_dir() else None
+    if foreign is not None and not (out / MANIFEST).is_file():
         raise InputError(
             f"{out} exists, is not empty and was not written by mlxlin; it was left untouched.",
             "Name another output folder, or empty this one yourself.",
         )
-    if (out / MANIFEST).is_file() and (foreign := _foreign_file(out)):
+    if foreign is not None:
         raise InputError(
             f"{out} holds {foreign}, which mlxlin did not write; the folder was left untouched.",
             "Name another output folder, or move that file.",
@@ -39,16 +46,20 @@ def check_target(out: Path) -> None:
 
 
 def _foreign_file(out: Path) -> str | None:
-    """A file of a converted folder that its manifest does not list; system litter does not count."""
+    """A file that the folder's manifest does not list, where there is one; system litter does not count."""
+    listed = {MANIFEST, *_listed(out / MANIFEST)} if (out / MANIFEST).is_file() else set()
+    present = (path.relative_to(out).as_posix() for path in sorted(out.rglob("*")) if not path.is_dir())
+    return next((n for n in present if n not in listed and not n.rpartition("/")[2].startswith(_LITTER)), None)
+
+
+def _listed(manifest: Path) -> list[str]:
     try:
-        listed = {MANIFEST, *json.loads((out / MANIFEST).read_text(encoding="utf-8"))["files"]}
+        return list(json.loads(manifest.read_text(encoding="utf-8"))["files"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{out / MANIFEST} is damaged, so what else is in the folder is unclear; it was left untouched.",
+            f"{manifest} is damaged, so what else is in the folder is unclear; it was left untouched.",
             "Name another output folder, or remove this one yourself.",
         ) from error
-    present = (path.relative_to(out).as_posix() for path in sorted(out.rglob("*")) if path.is_file())
-    return next((n for n in present if n not in listed and not n.rpartition("/")[2].startswith(_LITTER)), None)
 
 
 def check_disk(out: Path, needed: int) -> None:
@@ -57,11 +68,11 @@ def check_disk(out: Path, needed: int) -> None:
     Raises:
         ResourceError: with both numbers.
     """
-    place = next(parent for parent in [out, *out.absolute().parents] if parent.exists())
+    place = next(parent for parent in [out.absolute(), *out.absolute().parents] if parent.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ResourceError(
-            f"The output needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free on the disk of {place}.",
+            f"{needed / 1e6:,.1f} MB will be written, but only {free / 1e6:,.1f} MB are free on the disk of {place}.",
             "Free some space, name an output on another disk, or quantise to fewer bits.",
         )
 
@@ -87,8 +98,9 @@ def new_folder(out: Path) -> Iterator[Path]:
                 yield temporary
                 _sync(temporary)
                 _replace(temporary, out)
-            finally:
+            except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
+                raise
     except OSError as error:
         if error.errno in _FULL:
             raise ResourceError(
@@ -103,20 +115,18 @@ def new_folder(out: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Create `folder` and hold it; a process that died holds nothing, so what it left can be taken over."""
+    name = folder.name.removeprefix(".").removesuffix(".mlxlin-new")
     while True:
         folder.mkdir(exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                handle = stack.enter_context(_held(folder))
             except BlockingIOError as error:
-                name = folder.name.removeprefix(".").removesuffix(".mlxlin-new")
                 raise ResourceError(f"Another process is writing {name} just now.", "Wait for it to finish.") from error
             if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
                 yield
                 return
-        finally:  # also when the folder was renamed into place between opening and locking it: try again
-            os.close(handle)
+        # else the folder was renamed into place between opening and locking it: try again
 
 
 def _clear(folder: Path) -> None:
@@ -136,17 +146,48 @@ def _restore(out: Path) -> None:
 
 
 def _replace(folder: Path, out: Path) -> None:
-    if out.exists() and any(out.iterdir()):
-        os.rename(out, _old(out))
-        try:
-            os.rename(folder, out)
-        except OSError:
-            os.rename(_old(out), out)
-            raise
-    else:
+    """Put `folder` in the place of `out`, in one step where the system can exchange two names."""
+    if not out.exists() or not any(out.iterdir()):
         os.rename(folder, out)
+    else:
+        with _held(out):  # so that nobody takes over what the exchange leaves under the other name
+            if _exchange(folder, out):
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                _rename_twice(folder, out)
     _sync_path(out.parent)
+
+
+def _rename_twice(folder: Path, out: Path) -> None:
+    os.rename(out, _old(out))
+    try:
+        os.rename(folder, out)
+    except OSError:
+        os.rename(_old(out), out)
+        raise
     shutil.rmtree(_old(out), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """Lock a folder, under whatever name, until the block ends; raises BlockingIOError where another process has it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchange two folders' names, so that each exists at every moment; False where system or disk cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(a), os.fsencode(b)
+    if hasattr(libc, "renameat2"):  # Linux
+        return bool(libc.renameat2(_HERE, names[0], _HERE, names[1], 2) == 0)
+    if hasattr(libc, "renamex_np"):  # macOS
+        return bool(libc.renamex_np(*names, 2) == 0)
+    return False
 
 
 def _sync(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from mlxlin.convert import convert_checkpoint, folder
-from mlxlin.errors import MlxlinError, ResourceError
+from mlxlin.errors import InputError, MlxlinError, ResourceError
 from tests.convert.checkpoints import bytes_of, logits, same, save, weights
 
 PROGRAM = """
@@ -103,6 +104,7 @@ def test_b10_a_full_disk_at_any_moment(tmp_path: Path, raw: Path, call: str, mon
         if call == "write":
             patch.setattr("mlxlin.convert.conversion.write_shard", full)
         else:
+            patch.setattr(folder, "_exchange", lambda *_: False)
             patch.setattr(os, call, full)
         with pytest.raises(ResourceError, match="disk is full") as caught:
             convert_checkpoint(raw, out)
@@ -129,6 +131,7 @@ def test_a_replacement_cut_between_its_renames_is_undone_or_finished(
         real(source, target)
 
     with monkeypatch.context() as patch:
+        patch.setattr(folder, "_exchange", lambda *_: False)
         patch.setattr(os, "rename", rename)
         patch.setattr(folder.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed):
@@ -140,6 +143,52 @@ def test_a_replacement_cut_between_its_renames_is_undone_or_finished(
     assert bytes_of(out) == before and names(tmp_path) == {"raw", "out"}
     convert_checkpoint(raw, out)
     assert same(logits(out), logits(raw)) and names(tmp_path) == {"raw", "out"}
+
+
+def test_two_folders_change_places_in_one_step_or_not_at_all(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    exchanged = folder._exchange(tmp_path / "a", tmp_path / "b")
+    assert names(tmp_path / "a") == {"b" if exchanged else "a"}
+    assert names(tmp_path / "b") == {"a" if exchanged else "b"}
+    assert not folder._exchange(tmp_path / "a", tmp_path / "nothing") and names(tmp_path) == {"a", "b"}
+
+
+def test_b10_an_old_output_is_whole_at_every_moment(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed right behind the exchange, where there is one: the new output is there, and the next run clears up."""
+    out = tmp_path / "out"
+    convert_checkpoint(raw, tmp_path / "new")
+    convert_checkpoint(raw, out, bits=4)
+    real = folder._exchange
+
+    class Killed(BaseException): ...
+
+    def exchange(a: Path, b: Path) -> bool:
+        done = real(a, b)
+        if done:
+            raise Killed
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_exchange", exchange)
+        patch.setattr(folder.shutil, "rmtree", lambda *_, **__: None)
+        with contextlib.suppress(Killed):
+            convert_checkpoint(raw, out)
+    assert bytes_of(out) == bytes_of(tmp_path / "new")
+    convert_checkpoint(raw, out, bits=4)
+    assert names(tmp_path) == {"raw", "new", "out"}
+
+
+def test_an_output_that_is_the_folder_one_is_in(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert_checkpoint(raw, tmp_path / "out")
+    (tmp_path / "out" / "below").mkdir()
+    for place in (tmp_path / "empty", tmp_path / "out", tmp_path / "out" / "below"):
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
+        with pytest.raises(InputError, match="is where this command runs"):
+            convert_checkpoint(raw, ".." if place.name == "below" else ".")
+    assert same(logits(tmp_path / "out"), logits(raw))
 
 
 def test_two_conversions_into_one_folder_do_not_mix(tmp_path: Path, raw: Path) -> None:
