@@ -36,6 +36,10 @@ def gated_delta_net(H: int = 16, groups: int = 1, K: int = 32, V: int = 32, **ch
     return FusedSpec(H, H * groups, K, V, **settings)
 
 
+def time_mixing(H: int, HV: int, K: int, V: int, **changes: Any) -> FusedSpec:
+    return FusedSpec(H, HV, K, V, "add", "channel", apart=True, decay_kind="exponential", bonus=True, **changes)
+
+
 def gated_slots(H: int, K: int, M: int, V: int, **changes: Any) -> FusedSpec:
     settings: dict[str, Any] = {"slots": M, "decay_kind": "logsigmoid", "decay_constant": 8.0, "v_activation": "silu"}
     settings |= {"norm": True, "joint_groups": 1, "eps": 1e-5, "gate": "sigmoid", "gate_first": True}
@@ -54,8 +58,8 @@ SPECS = {
     "gla": FusedSpec(
         4, 4, 256, 512, "add", "channel", decay_kind="logsigmoid", decay_constant=16.0, norm=True, eps=1e-5, gate="silu"
     ),
-    "rwkv6": FusedSpec(16, 16, 64, 32, "add", "channel", apart=True, decay_kind="exponential", bonus=True, gate="silu"),
-    "rwkv6-split": FusedSpec(1, 2, 128, 256, "add", "channel", apart=True, decay_kind="exponential", bonus=True),
+    "rwkv6": time_mixing(16, 16, 64, 32, norm=True, centered=True, eps=1e-5, gate="silu"),
+    "rwkv6-split": time_mixing(1, 2, 128, 256),
     "retention": FusedSpec(8, 8, 32, 64, "add", "head", norm=True, eps=1e-6),
     "linear": FusedSpec(16, 16, 192, 32, "add", "none", q_activation="silu", k_activation="silu"),
     "mamba2": FusedSpec(
@@ -298,6 +302,13 @@ def test_b53_replaying_a_tape_gives_the_bits_of_the_keys_of_slots() -> None:
         plain = decode(spec, replace(x, lengths=accepted))
         assert mx.array_equal(replay(spec, x.S, verified.tape, accepted), plain.S)
         assert mx.array_equal(replay_keys(spec, x.S_keys, verified.tape, accepted), plain.S_keys)
+
+
+def test_each_head_may_have_a_norm_of_its_own() -> None:
+    spec, x = Call("rwkv6", T=2).projected()
+    gain, bias = (mx.random.normal((spec.value_heads * spec.value_dim,), key=mx.random.key(i)) for i in (1, 2))
+    x = replace(x, norm=gain, norm_bias=bias)
+    assert_equal_mixed(spec, x, decode(spec, x))
 
 
 @pytest.mark.parametrize("name", ["gated_delta_net", "forgetting-convolved"])
