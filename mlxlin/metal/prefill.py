@@ -22,7 +22,9 @@ class Prepared:
     Attributes:
         q, k, v: [B, T, H, K], [B, T n, H, K] and [B, T n, HV, V] in the dtype of the projections. With a bonus there
             are T + 1 tokens; q lacks the last of them, k, v and g the first: what is read is what was before.
-        g: [B, T, HV(, K)] in float32, with slots [B, T, HV, M]. beta: [B, T n, HV]. a, b: [B, T, H, K].
+        g: [B, T, HV(, K)] in float32, with slots [B, T, HV, M]. beta: [B, T n, HV]. a, b: [B, T, H, K]. A delta rule
+            with a reader a comes as a low-rank write, H = HV: S + beta (v - S a) k^T = S + (S a) b^T + (beta v) k^T
+            with b = -beta k.
         bypass: factors [HV, V], [HV, 1] or [B, T, HV, 1] in float32, and what they multiply, v [B, T, HV, V]: added to
             the output.
         memory: of the convolution.
@@ -68,7 +70,7 @@ def _outputs(spec: FusedSpec, x: Projected) -> Outputs:
     """What the recurrence needs, and what goes around it, as a kernel would write it."""
     (B, T, _), dtype = x.first.shape, x.first.dtype
     H, HV, K, V, n = spec.heads, spec.value_heads, spec.key_dim, spec.value_dim, spec.substeps
-    T += spec.bonus
+    T, H = T + spec.bonus, HV if spec.reader else H
     outputs: Outputs = {
         "q": ((B, T, H, K), dtype),
         "k": ((B, T * n, H, K), dtype),
@@ -76,10 +78,10 @@ def _outputs(spec: FusedSpec, x: Projected) -> Outputs:
     }
     if spec.decay != "none":
         outputs["g"] = ((B, T, HV, *([spec.state_dim] if spec.decay == "channel" else [])), mx.float32)
-    if spec.write == "delta":
-        outputs["beta"] = ((B, T * n, HV), mx.float32)
     if spec.reader:
-        outputs["a"] = outputs["q"]
+        outputs |= {"a": outputs["k"], "b": outputs["k"]}
+    elif spec.write == "delta":
+        outputs["beta"] = ((B, T * n, HV), mx.float32)
     if spec.bonus:
         outputs["own"] = ((B, T, H), mx.float32)
     if spec.skip and spec.scales_values:
@@ -96,7 +98,7 @@ def _as_projected(spec: FusedSpec, x: Projected) -> dict[str, mx.array]:
     untouched = {
         "q": plain and spec.q_activation == spec.q_norm == "none" and spec.scale == 1.0,
         "k": plain and spec.k_activation == spec.k_norm == "none" and spec.repeats == 1 and spec.decay_kind != "forget",
-        "v": alone and spec.v_activation == "none" and spec.repeats == 1 and not (spec.scales_values or spec.skip),
+        "v": alone and spec.v_activation == "none" and spec.repeats == 1 and not _changes_values(spec),
     }
     B, T, _ = x.first.shape
     found = {
@@ -106,11 +108,16 @@ def _as_projected(spec: FusedSpec, x: Projected) -> dict[str, mx.array]:
     }
     if x.decay is not None and spec.decay_kind == "given":
         found["g"] = x.decay.reshape(B, T, spec.value_heads, *([-1] if spec.decay == "channel" else []))
-    if x.beta is not None and alone and spec.beta == "none" and spec.beta_factor == 1.0:
+    if x.beta is not None and not spec.reader and alone and spec.beta == "none" and spec.beta_factor == 1.0:
         found["beta"] = x.beta
     if x.a is not None and x.b is not None:
         found |= {name: z.reshape(B, T, spec.heads, -1) for name, z in (("a", x.a), ("b", x.b))}
     return found
+
+
+def _changes_values(spec: FusedSpec) -> bool:
+    """Whether what is written of v is another than v, or what bypasses the recurrence has to be zero behind the end."""
+    return spec.scales_values or spec.skip or spec.reader
 
 
 def _stream(spec: FusedSpec, x: Projected, name: str) -> mx.array:
@@ -137,9 +144,10 @@ class _Body:
 
     def text(self) -> tuple[str, int]:
         spec, first = self._spec, 0
+        heads = self._heads
         branches = {
-            "q": (spec.heads, self._query_or_key("q")),
-            "k": (spec.heads * spec.substeps, self._query_or_key("k")),
+            "q": (heads, self._query_or_key("q")),
+            "k": (heads * spec.substeps, self._query_or_key("k")),
             "v": (spec.value_heads * spec.substeps, [*self._values(), *self._gates()]),
         }
         lines = self._place()
@@ -163,20 +171,32 @@ class _Body:
         return [
             *([scratch] if spec.rotary else []),
             f"const int slots = T{' + 1' if spec.bonus else ''};",
-            "const int b = thread_position_in_grid.z / slots, slot = thread_position_in_grid.z % slots;",
+            "const int batch = thread_position_in_grid.z / slots, slot = thread_position_in_grid.z % slots;",
             "const int group = thread_position_in_grid.y, lane = thread_index_in_simdgroup;",
-            f"const int n = real_tokens({self._view('lengths')}, b, T);",
-            "const int64_t token = int64_t(b) * slots + slot;",
+            f"const int n = real_tokens({self._view('lengths')}, batch, T);",
+            "const int64_t token = int64_t(batch) * slots + slot;",
             *([f"const auto decays = {gates(spec, self._view)};"] if "g" in self._outputs else []),
         ]
 
     def _view(self, name: str) -> str:
         return view(f"{name}_in", f"{name}_in" in self._arrays)
 
+    @property
+    def _heads(self) -> int:
+        """Of queries and keys; a low-rank write has them by value heads, for beta is."""
+        return self._spec.value_heads if self._spec.reader else self._spec.heads
+
+    def _shared(self, stream: str) -> int:
+        """How many vectors are made of a projected head."""
+        spec = self._spec
+        if spec.reader and stream != "v":
+            return spec.value_heads // spec.heads
+        return 1 if stream == "q" else spec.repeats
+
     def _head(self, stream: str) -> str:
         """The projected head, sub-tokens counted, that a vector is made of."""
-        shared = stream != "q" and self._spec.repeats > 1
-        return f"vector / {self._spec.repeats}" if shared else "vector"
+        n = self._shared(stream)
+        return "vector" if n == 1 else f"vector / {n}"
 
     def _channels(self, stream: str) -> str:
         return channels(self._spec, self._view, stream if f"{stream}_in" in self._arrays else "qkv")
@@ -197,7 +217,7 @@ class _Body:
         size, features = (spec.value_dim, "none") if stream == "v" else (spec.key_dim, spec.features)
         kind = f"{size}, {ACTIVATION[activation]}, {norm}, {MAP[features]}"
         numbers = f"{self._first(stream)}, {literal(scale)}, lane, {literal(eps)}"
-        return f"vector_of<{kind}>({self._channels(stream)}, b, t, {numbers})"
+        return f"vector_of<{kind}>({self._channels(stream)}, batch, t, {numbers})"
 
     def _made(self, stream: str, vector: str) -> list[str]:
         """x, a vector."""
@@ -212,19 +232,20 @@ class _Body:
         first, size = self._first(stream), self._channels_of(stream)
         if stream == "k" and spec.convolves_decay:
             stream, out, first = "decay", f"memory + {spec.width - spec.keys}", f"{self._head('k')} * {size}"
-        once = f" && vector % {spec.repeats} == 0" if self._head(stream) != "vector" else ""
-        place = f"{out}, b, n, {spec.width}, {first} + lane, {first} + {size}, 32"
-        return [f"if (t == 0{once}) remember({self._channels(stream)}, {place});"]
+        shared = self._shared(stream)
+        place = f"{out}, batch, n, {spec.width}, {first} + lane, {first} + {size}, 32"
+        first_of_head = "" if shared == 1 else f" && vector % {shared} == 0"
+        return [f"if (t == 0{first_of_head}) remember({self._channels(stream)}, {place});"]
 
     def _query_or_key(self, stream: str) -> list[str]:
         spec, K = self._spec, self._spec.key_dim
-        heads = spec.heads if stream == "q" else spec.heads * spec.substeps
+        heads = self._heads * (1 if stream == "q" else spec.substeps)
         if stream not in self._outputs:
             return []
         if spec.reader:
             lines = [*self._made(stream, self._vector(stream)), *self._read(stream)]
         elif stream == "k" and spec.decay_kind == "forget":
-            lines = self._made(stream, f"forgotten_key<{K}>(decays, b, t, {self._head('k')}, lane)")
+            lines = self._made(stream, f"forgotten_key<{K}>(decays, batch, t, {self._head('k')}, lane)")
         else:
             lines = self._made(stream, self._vector(stream, *vector_norm(spec, stream)))
         if f"{stream}_gain_in" in self._arrays:
@@ -233,7 +254,7 @@ class _Body:
             kind = f"{spec.rotary}, {str(spec.interleaved).lower()}"
             scratch = f"scratch + {K} * simdgroup_index_in_threadgroup"
             angles = f"{self._view('cos')}, {self._view('sin')}"
-            lines.append(f"if (real) x = turned<{kind}>(x, {angles}, {scratch}, b, t, lane);")
+            lines.append(f"if (real) x = turned<{kind}>(x, {angles}, {scratch}, batch, t, lane);")
         if stream == "q" and spec.bonus:
             sum_ = f"product_of(x, {self._vector('k', *vector_norm(spec, 'k'))}, {self._view('bonus')}, vector, lane)"
             lines += [
@@ -244,15 +265,22 @@ class _Body:
 
     def _read(self, stream: str) -> list[str]:
         """What a reader that is a fraction of the key makes of queries and keys; and itself, beside the keys."""
-        fraction, correction = (f"load(row({self._view('reader')}, 0, {i}, vector), 0)" for i in (0, 1))
+        head = self._head("q")
+        fraction, correction = (f"load(row({self._view('reader')}, 0, {i}, {head}), 0)" for i in (0, 1))
         if stream == "q":
             changed = f"without(x, {self._vector('k')}, {fraction} * {correction})"
             return [f"if (real) x = of_unit_length({changed}, {literal(self._spec.scale)});"]
         reader = f"of_unit_length(times(x, {fraction}), 1.0f)"
+        place = f"token * {self._heads} + vector, lane"
         return [
-            f"store({reader}, a, token * {self._spec.heads} + vector, lane);",
+            f"store({reader}, a, {place});",
             "x = of_unit_length(x, 1.0f);",
+            f"store(times(x, -({self._beta()})), b, {place});",
         ]
+
+    def _beta(self) -> str:
+        beta = f"activated<{ACTIVATION[self._spec.beta]}>(load(row({self._view('beta')}, batch, t, 0), vector))"
+        return f"real ? {literal(self._spec.beta_factor)} * {beta} : 0.0f"
 
     def _values(self) -> list[str]:
         spec, heads = self._spec, self._spec.value_heads * self._spec.substeps
@@ -261,8 +289,10 @@ class _Body:
         lines, at = self._made("v", self._vector("v")), f"token * {heads} + vector, lane"
         if "bypassing" in self._outputs:
             lines.append(f"store(x, bypassing, {at});")
+        if spec.reader:
+            lines.append(f"x = times(x, {self._beta()});")
         if spec.scales_values:
-            lines.append(f"if (real) x = times(x, time_step(decays, b, t, {self._head('v')}, 0));")
+            lines.append(f"if (real) x = times(x, time_step(decays, batch, t, {self._head('v')}, 0));")
         return [*lines, f"store(x, v, {at});", *self._remembered("v")]
 
     def _gates(self) -> list[str]:
@@ -270,13 +300,10 @@ class _Body:
         spec, lines = self._spec, []
         HV, n = spec.value_heads, spec.substeps
         if "beta" in self._outputs:
-            beta = f"activated<{ACTIVATION[spec.beta]}>(load(row({self._view('beta')}, b, t, 0), vector))"
-            lines.append(
-                f"if (lane == 0) beta[token * {n * HV} + vector] = real ? {literal(spec.beta_factor)} * {beta} : 0.0f;"
-            )
+            lines.append(f"if (lane == 0) beta[token * {n * HV} + vector] = {self._beta()};")
         if "g" in self._outputs:
             width = spec.state_dim if spec.decay == "channel" else 1
             head = "vector" if spec.decay_heads == HV else self._head("v")
-            stored = f"store_decays<{width}>(decays, g, token * {HV} + vector, b, t, {head}, real, lane);"
+            stored = f"store_decays<{width}>(decays, g, token * {HV} + vector, batch, t, {head}, real, lane);"
             lines.append(stored if n == 1 else f"if (vector < {HV}) {stored}")
         return lines

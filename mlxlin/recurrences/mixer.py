@@ -84,7 +84,8 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
             return replace(mixed, y=_finished(spec, x, mixed.y), memory=ready.memory)
         gates = {name: getattr(ready, name) for name in ("g", "beta", "a", "b")}
         slots = x.lengths + 1 if spec.bonus and x.lengths is not None else x.lengths
-        y, S, Z = _recurrence(spec, x, ready.q, ready.k, ready.v, {**gates, "lengths": slots})
+        rule = "dplr" if spec.reader else rule_of(spec)
+        y, S, Z = _recurrence(rule, x, ready.q, ready.k, ready.v, {**gates, "lengths": slots})
         y = y[:, :-1] if spec.bonus else y
         return Mixed(_finished(spec, x, y, ready.bypass), S, Z, ready.memory)
     mixed = kernel.decode(spec, x)
@@ -92,11 +93,11 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
 
 
 def _recurrence(
-    spec: FusedSpec, x: Projected, q: mx.array, k: mx.array, v: mx.array, gates: Mapping[str, Any]
+    rule: str, x: Projected, q: mx.array, k: mx.array, v: mx.array, gates: Mapping[str, Any]
 ) -> tuple[mx.array, mx.array, mx.array | None]:
     """y, S and Z."""
     state = x.S if x.Z is None else (x.S, x.Z)
-    y, after = run(rule_of(spec), q, k, v, **gates, state=state, normalize=x.Z is not None)
+    y, after = run(rule, q, k, v, **gates, state=state, normalize=x.Z is not None)
     return (y, *after) if isinstance(after, tuple) else (y, after, None)
 
 
@@ -171,7 +172,7 @@ def mix(spec: FusedSpec, x: Projected) -> Mixed:
         y, S = run_read_first(q, k, v, **given, bonus=x.bonus, state=x.S, lengths=x.lengths)
         return Mixed(finish(spec, x, y).astype(x.first.dtype), S, memory=memory)
     written = v if not spec.scales_values else v * _repeated(spec, time_step(spec, x))[..., None]
-    y, S, Z = _recurrence(spec, x, q, k, written, {**given, "lengths": x.lengths})
+    y, S, Z = _recurrence(rule_of(spec), x, q, k, written, {**given, "lengths": x.lengths})
     if x.skip is not None:
         y = _without_padding(x, y + x.skip * v)
     return Mixed(finish(spec, x, y).astype(x.first.dtype), S, Z, memory)

@@ -23,7 +23,7 @@ from mlxlin.metal.layers import add_norm, gated_norm, router_topk
 from mlxlin.metal.mixer import FusedSpec, Projected, Tape
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import Arguments, chunk, scan
-from mlxlin.metal.rwkv7 import TimeMix, time_mix
+from mlxlin.metal.rwkv7 import TimeMix, finish, prepare, time_mix
 from mlxlin.recurrences.rwkv7 import sample
 from tests.msl import MslError
 
@@ -61,15 +61,15 @@ def replayed() -> Any:
     return lambda y: replay(y.spec, y.S, y.tape, y.accepted), Replayed(spec, x.S, mx.array([1]), tape)
 
 
-def prefilled() -> Any:
-    spec, x = Call("gated_delta_net", T=2, dtype=mx.float16).projected()
+def prefilled(name: str) -> Any:
+    spec, x = Call(name, T=2, dtype=mx.float16).projected()
     return lambda y: prefill(spec, y), x
 
 
-def time_mixed() -> Any:
+def time_mixed(kernel: Callable[[TimeMix], Any]) -> Any:
     x = sample(3, 32, 2, mx.float16)
     first = {f.name: z[:1] for f in fields(x) if getattr(z := getattr(x, f.name), "shape", (0,))[0] == 2}
-    return lambda y: time_mix(y, tape=True), replace(x, **first)
+    return kernel, replace(x, **first)
 
 
 CALLS: dict[str, Callable[[], Any]] = {
@@ -81,8 +81,13 @@ CALLS: dict[str, Callable[[], Any]] = {
     "decode-low_rank": lambda: mixed("low_rank"),
     "decode-normalised": lambda: mixed("normalised"),
     "replay": replayed,
-    "prefill": prefilled,
-    "time_mix": time_mixed,
+    "prefill": lambda: prefilled("gated_delta_net"),
+    "prefill-steps": lambda: prefilled("mamba2"),
+    "prefill-bonus": lambda: prefilled("rwkv6"),
+    "prefill-reader": lambda: prefilled("comba"),
+    "time_mix": lambda: time_mixed(lambda x: time_mix(x, tape=True)),
+    "time_mix_prefill": lambda: time_mixed(prepare),
+    "time_mix_finish": lambda: time_mixed(lambda x: finish(x, *(z.reshape(*z.shape[:2], 3, 32) for z in (x.k, x.v)))),
     "add_norm": lambda: (lambda x: add_norm(x, x, mx.ones(256), 1e-6), normal(1, 8, 256)),
     "gated_norm": lambda: (lambda x: gated_norm(x, x, mx.ones(256), 1e-6, groups=2), normal(1, 8, 512)),
     "router_topk": lambda: (lambda x: router_topk(x, 4), normal(1, 8, 64)),

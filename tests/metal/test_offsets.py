@@ -16,14 +16,26 @@ from numpy.lib.stride_tricks import as_strided
 
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode
+from mlxlin.metal.layers import gated_norm
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import Arguments, chunk, scan
+from mlxlin.metal.rwkv7 import finish, prepare
+from mlxlin.recurrences.rwkv7 import sample
 from tests.msl.arrays import untouched
 
 from .cases import Case, arguments
 from .test_decode import Call
+from .test_layers import normal
 
-FAR = {"qkv": 1, "memory": 0, "decay": 1, "beta": 0, "gate": 1, "S": 2}  # inputs of a mixer, and along which axis
+FAR = {
+    "qkv": 1,
+    "memory": 0,
+    "decay": 1,
+    "beta": 0,
+    "gate": 1,
+    "cos": 1,
+    "S": 2,
+}  # inputs of a mixer, and along which axis
 BEYOND = 2**31 + 2**20  # elements from the first to the last; a 32-bit offset would be negative
 
 
@@ -66,10 +78,28 @@ def test_states_and_rows_of_a_batch() -> None:
     assert all(equal(chunk(far), chunk(x)))
 
 
+@pytest.mark.parametrize("name", ["gated_delta_net", "mamba2", "retention-grouped"])
 @pytest.mark.parametrize("kernel", [decode, prefill])
-def test_mixers(kernel: Any) -> None:
-    spec, x = Call("gated_delta_net", T=3, B=2, dtype=mx.float16).projected()
-    changed = {name: spread(getattr(x, name), axis) for name, axis in FAR.items()}
+def test_mixers(kernel: Any, name: str) -> None:
+    spec, x = Call(name, T=3, B=2, dtype=mx.float16).projected()
+    changed = {name: spread(getattr(x, name), axis) for name, axis in FAR.items() if getattr(x, name) is not None}
     far, near = kernel(spec, replace(x, **changed)), kernel(spec, x)
     arrays = ("q", "k", "v", "g", "beta", "memory") if kernel is prefill else ("y", "S", "memory")
     assert all(equal((getattr(far, n) for n in arrays), (getattr(near, n) for n in arrays)))
+
+
+def test_prompts_of_rwkv7() -> None:
+    x = sample(2, 32, 3, mx.float16)
+    far = replace(x, **{name: spread(getattr(x, name), 1) for name in ("r", "k", "v", "gate", "decay", "rate")})
+    k, out = (z.reshape(2, 3, 2, 32) for z in (x.k, x.v))
+    ready, expected = prepare(far), prepare(x)
+    assert all(equal((getattr(ready, n) for n in "kgab"), (getattr(expected, n) for n in "kgab")))
+    assert all(equal([finish(far, spread(k, 0), spread(out, 2))], [finish(x, k, out)]))
+
+
+def test_what_bypasses_the_recurrence() -> None:
+    """Outputs, what is added to them, and gates."""
+    y, v, skip = (normal(2, 3, 128, seed=0), normal(2, 3, 4, 32, seed=1), normal(2, 3, 4, 1, seed=2))
+    near = gated_norm(y, y, y[0, 0], 1e-5, activation="silu", groups=2, skip=skip, v=v)
+    far = gated_norm(spread(y, 1), spread(y, 0), y[0, 0], 1e-5, activation="silu", groups=2, skip=skip, v=spread(v, 1))
+    assert mx.array_equal(near, far)

@@ -45,6 +45,8 @@ CALLS = [
     Call("sum", T=2, dtype=mx.float16),
     Call("rms", T=3, B=2, lengths=(3, 2), strided=True),
     Call("relu", T=4),
+    Call("slots", T=2, B=2, lengths=(2, 1)),
+    Call("slots-conv", T=5, B=2, lengths=(1, 5), strided=True),
 ]
 # what is not copied, for it is projected as it is needed
 VIEWS = {
@@ -73,6 +75,10 @@ def expected_of(spec: FusedSpec, x: Projected) -> dict[str, Any]:
     given, memory = arguments(spec, x)
     q, k, v = (given[name] for name in "qkv")
     bypass = None if x.skip is None else (x.skip, v)
+    if spec.reader:  # as a low-rank write, by value heads
+        beta = given.pop("beta")[..., None]
+        given |= {name: mx.repeat(given[name], spec.value_heads // spec.heads, axis=2) for name in "qka"}
+        given |= {"v": beta * v, "b": -beta * given["k"]}
     if spec.scales_values:
         given["v"] = v * time_step(spec, x)[..., None]
     if x.bonus is not None:
@@ -160,6 +166,7 @@ WHOLE = [
     Call("hedgehog", T=18, B=2, lengths=(18, 5)),
     Call("rms", T=33, dtype=mx.float16),
     Call("layer norm", T=35, B=2, lengths=(35, 8), dtype=mx.bfloat16),
+    Call("slots-conv", T=19, B=2, lengths=(19, 4)),
     Call("low_rank", T=33, strided=True),
     Call("low_rank-head", T=21),
 ]
@@ -172,7 +179,12 @@ def test_a_prompt_by_kernels_equals_operations(call: Call, monkeypatch: pytest.M
     spec, x = call.projected()
     found, expected = by_kernels(spec, x), mix(spec, in_float32(x))
     # q, k, v are rounded to the dtype of the projections before the recurrence
-    for array, wanted in ((found.y, expected.y), (found.S, expected.S), (found.Z, expected.Z)):
+    for array, wanted in (
+        (found.y, expected.y),
+        (found.S, expected.S),
+        (found.Z, expected.Z),
+        (found.S_keys, expected.S_keys),
+    ):
         assert (array is None) == (wanted is None)
         if array is not None and wanted is not None:
             assert error(array, float64(wanted)) < TOLERANCE[call.dtype]

@@ -135,6 +135,14 @@ def test_dispatches_of_a_prompt_in_a_layer_of_mamba2() -> None:
     assert by_kind(two - one) == Counter(add_norm=1, products=2, prefill=1, prep_head=1, chunk=1, gated_norm=1)
 
 
+@pytest.mark.parametrize("config", [DENSE, COMBA, HGRN2], ids=["gated delta net", "comba", "hgrn2"])
+def test_dispatches_of_a_prompt_in_a_linear_layer(config: dict[str, Any]) -> None:
+    one, two = (prompt_dispatches(config | {"num_hidden_layers": n}, 64) for n in (1, 2))
+    layer = by_kind(two - one)
+    mixer = Counter(prefill=1, chunk=1, gated_norm=1, **{n: 1 for n in ("prep_head", "prep_channel") if n in layer})
+    assert layer == MIXER - Counter(decode=1) + mixer + DENSE_PART
+
+
 def test_dispatches_of_a_prompt_in_a_layer_of_rwkv7() -> None:
     """What is between the projections costs four, as in other mixers."""
     two, three = (prompt_dispatches(TIME_MIX | {"num_hidden_layers": n}, 64) for n in (2, 3))
