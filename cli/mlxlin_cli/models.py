@@ -21,6 +21,9 @@ Examples:
   mlxlin models suggest
   mlxlin models rm Qwen/Qwen3.5-4B
 """
+LIST_EPILOG, SUGGEST_EPILOG, REMOVE_EPILOG = (
+    f"\b\nExample:\n  mlxlin models {example}" for example in ("list", "suggest", "rm Qwen/Qwen3.5-4B")
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def command(ctx: click.Context) -> None:
         ctx.invoke(list_command)
 
 
-@command.command("list", short_help="What is on disk.")
+@command.command("list", short_help="What is on disk.", epilog=LIST_EPILOG)
 @debug_option
 def list_command() -> None:
     """What is on disk: the shipped model, the hub's cache, converted folders."""
@@ -51,7 +54,7 @@ def list_command() -> None:
     write(table([["model", "kind", "size", "runs"], *rows], right=(2,)) + "\n")
 
 
-@command.command("suggest", short_help="What fits into this machine's memory.")
+@command.command("suggest", short_help="What fits into this machine's memory.", epilog=SUGGEST_EPILOG)
 @debug_option
 def suggest_command() -> None:
     """What fits into this machine's memory, with short names to use after -m."""
@@ -69,7 +72,7 @@ def suggest_command() -> None:
     write(table(rows, right=(2, 4)) + "\n")
 
 
-@command.command("rm", short_help="Remove one from the disk.")
+@command.command("rm", short_help="Remove one from the disk.", epilog=REMOVE_EPILOG)
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @debug_option

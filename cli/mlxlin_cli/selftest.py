@@ -8,8 +8,14 @@ import mlxlin
 from mlxlin_cli.options import debug_option
 from mlxlin_cli.terminal import number, say, write
 
+EPILOG = """\b
+Examples:
+  mlxlin selftest
+  mlxlin selftest > selftest.txt; mlxlin info >> selftest.txt     what to send with a report
+"""
 
-@click.command("selftest")
+
+@click.command("selftest", epilog=EPILOG)
 @debug_option
 def command() -> None:
     """Check every kernel of this machine against the float64 definition, with times. Exit code 1 if one is wrong."""

@@ -20,6 +20,9 @@ Examples:
   mlxlin sessions show holiday
   mlxlin chat --session holiday
 """
+LIST_EPILOG, SHOW_EPILOG, REMOVE_EPILOG = (
+    f"\b\nExample:\n  mlxlin sessions {example}" for example in ("list", "show holiday > holiday.txt", "rm holiday")
+)
 
 
 @click.group("sessions", epilog=EPILOG, invoke_without_command=True)
@@ -31,7 +34,7 @@ def command(ctx: click.Context) -> None:
         ctx.invoke(list_command)
 
 
-@command.command("list")
+@command.command("list", epilog=LIST_EPILOG)
 @debug_option
 def list_command() -> None:
     """Names, dates, turns, models and sizes, the latest first."""
@@ -50,7 +53,7 @@ def list_command() -> None:
     write(table(rows, right=(2, 4)) + "\n")
 
 
-@command.command("show")
+@command.command("show", epilog=SHOW_EPILOG)
 @click.argument("name")
 @debug_option
 def show_command(name: str) -> None:
@@ -60,7 +63,7 @@ def show_command(name: str) -> None:
     write("\n".join(f"{turn['role']}: {turn['content']}" for turn in [*said, *record["turns"]]) + "\n")
 
 
-@command.command("rm")
+@command.command("rm", epilog=REMOVE_EPILOG)
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @debug_option

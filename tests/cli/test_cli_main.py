@@ -30,6 +30,18 @@ def test_help_imports_nothing_heavy(run_python: Callable[..., subprocess.Complet
     assert "Exit codes" in done.stdout and "Examples" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [[name] for name in main.COMMANDS]
+    + [["models", name] for name in ("list", "suggest", "rm")]
+    + [["sessions", name] for name in ("list", "show", "rm")],
+    ids=" ".join,
+)
+def test_every_command_has_a_help_with_examples(cli, command: list[str]) -> None:
+    result = cli(*command, "--help")
+    assert result.code == 0 and f"    mlxlin {' '.join(command)}" in result.out[result.out.index("Example") :]
+
+
 def test_no_command_shows_the_help(cli) -> None:
     result = cli()
     assert result.code == 0 and "Commands:" in result.out and result.err == ""
