@@ -122,7 +122,7 @@ def _body(H: int, K: int, eps: float, key_eps: float, tokens: int, ragged: bool,
         *([f"const int64_t all = int64_t(threadgroups_per_grid.z) * T * {H * K};"] if tape else []),
         f"const Place p = place_of(threadgroup_position_in_grid, {K}, {H}, {H}, 1, {seen('lengths')}, T, "
         f"simdgroup_index_in_threadgroup, {SIMD_GROUPS}, thread_index_in_simdgroup);",
-        f"stage_vectors<{K}, {at.size}, IDENTITY, false>(x, {channels('r')}, p.hv * {K}, 1.0f, p);",
+        f"stage_vectors<{K}, {at.size}, IDENTITY, AS_IS>(x, {channels('r')}, p.hv * {K}, 1.0f, p);",
         f"stage_values<{K}, {at.size}, IDENTITY>(x + {at.values}, {channels('v')}, p.hv * {K}, p);",
         f"stage_removal<{K}, {at.size}>(x + {at.keys}, x + {at.a}, x + {at.b}, {seen('k', 'rate', 'k_k', 'k_a')}, "
         f"{literal(key_eps)}, p);",

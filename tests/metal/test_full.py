@@ -1,4 +1,4 @@
-"""Every head size with every rule, through both recurrence kernels.
+"""Every head size with every rule through both recurrence kernels, and with every feature map through decode.
 
 Run by `pytest -m full -n auto tests/metal`, in ten minutes on two cores.
 The default tests cover the same features in pairs. Groups, dtypes and token counts turn with the sizes.
@@ -7,16 +7,21 @@ The default tests cover the same features in pairs. Groups, dtypes and token cou
 from __future__ import annotations
 
 from itertools import product
+from typing import Any, cast
 
 import pytest
 
 from mlxlin.backend import mx
+from mlxlin.metal.decode import decode
+from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.recurrence import SIZES, VALUE_SIZES
 from mlxlin.recurrences import RULES, kernels, probe
+from mlxlin.recurrences.samples import sample_mixer
 
 from .cases import Case
 from .conftest import emulated
 from .test_chunk import LENGTHS, assert_chunk_equals_reference
+from .test_decode import assert_equal_mixed
 from .test_scan import assert_scan_equals_reference
 
 pytestmark = pytest.mark.full
@@ -88,3 +93,34 @@ def test_every_kind_of_sample_the_probe_uses() -> None:
         assert probe.complaint(kernels.scan, x) == ""
         if decay in kernels.CHUNKED:
             assert probe.complaint(kernels.chunk, x) == ""
+
+
+FEATURES = ("none", "relu", "dpfp", "product", "hedgehog")
+NORMS = ("none", "l2", "sum", "simplex", "rms")
+
+
+@pytest.mark.parametrize(("turn", "K", "features"), [(i, *pair) for i, pair in enumerate(product(SIZES, FEATURES))])
+def test_decode_with_features(turn: int, K: int, features: Any) -> None:
+    """Norms of vectors, a convolution and grouped heads, or streams apart, turn with them."""
+    apart, norm = turn % 3 == 0, cast(Any, NORMS[(turn + turn // 5) % 5])
+    spec = FusedSpec(
+        16,
+        16,
+        K,
+        VALUE_SIZES[turn % 6],
+        ("add", "delta")[turn % 2],
+        "none",
+        apart=apart,
+        repeats=1 + turn % 2,
+        taps=0 if apart or norm == "simplex" else (0, 2, 3, 4)[turn % 4],
+        features=features,
+        q_norm=norm,
+        k_norm="l2" if norm == "none" else norm,
+        qk_eps=1e-6,
+        norm=turn % 4 > 0,
+        centered=turn % 4 > 1,
+        eps=1e-6,
+        gate=("silu", "sigmoid")[turn % 2],
+    )
+    x = sample_mixer(spec, 2, 1 + turn % 2, DTYPES[turn % 3])
+    assert_equal_mixed(spec, x, decode(spec, x))

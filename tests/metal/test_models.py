@@ -49,7 +49,6 @@ MODELS = {
     "rwkv 6": RWKV6 | {"num_hidden_layers": 1},
     "rwkv 6, few heads": RWKV6 | {"num_hidden_layers": 1, "num_heads": 4, "hidden_size": 256},
     "hgrn2": HGRN2 | {"num_hidden_layers": 1},
-    "linear attention, products": MAPPED | {"feature_map": "elementwise_product"},
     "linear attention, hedgehog": MAPPED | {"feature_map": "hedgehog", "norm_feature_map": True},
     "linear attention, t2r": MAPPED | {"feature_map": "t2r", "tie_feature_map_qk": True},
     "linear attention, dpfp": MAPPED | {"feature_map": "dpfp", "num_heads": 4, "expand_v": 2.0},
