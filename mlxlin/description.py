@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlxlin.backend import compute_dtype, mx
 from mlxlin.convert.outline import open_outline
-from mlxlin.convert.recipe import make_recipe
+from mlxlin.convert.recipe import Recipe, make_recipe
 from mlxlin.convert.resolve import present
 from mlxlin.loader import memory_plans, open_path, stored_dtype
 from mlxlin.memory import available_bytes
@@ -77,7 +77,14 @@ class Description:
         return dict(Counter(map(decoding, mixers)))
 
 
-def describe(source: str | Path, *, bits: int | None = None, revision: str | None = None) -> Description:
+def describe(
+    source: str | Path,
+    *,
+    bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | Path | Recipe | None = None,
+    revision: str | None = None,
+) -> Description:
     """Say what `source` is.
 
     Of a model on the hub only the config and the heads of the weight files are fetched; one that has been downloaded is
@@ -85,14 +92,15 @@ def describe(source: str | Path, *, bits: int | None = None, revision: str | Non
 
     Args:
         source: as for `load`.
-        bits: as if quantised while loading.
+        bits, group_size, recipe: as if quantised while loading.
         revision: of a hub id.
 
     Raises:
         CheckpointError, UnsupportedError, HubError, InputError: as `load`.
     """
     path = present(source, revision)
-    prepared = open_outline(str(source), revision, make_recipe(bits)) if path is None else open_path(path, bits)
+    chosen = make_recipe(bits, group_size, None, recipe)
+    prepared = open_outline(str(source), revision, chosen) if path is None else open_path(path, recipe=chosen)
     spec, dtype = prepared.spec, compute_dtype(stored_dtype(prepared))
     state_bytes, per_token = state_sizes(spec, dtype)
     room, plans = available_bytes(), memory_plans(prepared)

@@ -12,7 +12,7 @@ from mlxlin.convert.formats.mlx_quantized import dequantize
 from mlxlin.convert.formats.tensor import DTYPES
 from mlxlin.convert.manifest import is_converted, open_converted
 from mlxlin.convert.prepare import Arrays, Item, Prepared, prepare, requantize
-from mlxlin.convert.recipe import make_recipe
+from mlxlin.convert.recipe import Recipe, make_recipe
 from mlxlin.convert.resolve import Notice, Progress, resolve
 from mlxlin.errors import ResourceError
 from mlxlin.memory import available_bytes
@@ -29,6 +29,8 @@ def load(
     *,
     dtype: mx.Dtype | None = None,
     bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | Path | Recipe | None = None,
     revision: str | None = None,
     progress: Progress | None = None,
     notice: Notice | None = None,
@@ -38,7 +40,7 @@ def load(
     Args:
         source: "demo", a folder (raw or converted), a weight file, a hub id, or an alias.
         dtype: to compute in; None for the checkpoint's on a GPU and float32 on the CPU.
-        bits: quantise while loading, as a conversion would.
+        bits, group_size, recipe: quantise while loading, as `convert_checkpoint` would.
         revision: of a hub id: branch, tag or commit.
         progress: called with (bytes done, bytes in all), for the download and then for the weights.
         notice: called with a sentence the person should know: dropped tensors, ignored code, a slower path.
@@ -50,7 +52,7 @@ def load(
         ResourceError: the model does not fit into memory.
     """
     path = resolve(source, revision, progress=progress, notice=notice)
-    prepared = open_path(path, bits)
+    prepared = open_path(path, bits, group_size, recipe)
     tokenizer = Tokenizer.from_folder(path if path.is_dir() else path.parent)  # before the weights, which take longer
     return _read(prepared, dtype, progress, notice), tokenizer
 
@@ -60,13 +62,15 @@ def load_model(
     *,
     dtype: mx.Dtype | None = None,
     bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | Path | Recipe | None = None,
     revision: str | None = None,
     progress: Progress | None = None,
     notice: Notice | None = None,
 ) -> Model:
     """`load` without the tokenizer."""
     path = resolve(source, revision, progress=progress, notice=notice)
-    return _read(open_path(path, bits), dtype, progress, notice)
+    return _read(open_path(path, bits, group_size, recipe), dtype, progress, notice)
 
 
 def _read(prepared: Prepared, dtype: mx.Dtype | None, progress: Progress | None, notice: Notice | None) -> Model:
@@ -87,12 +91,14 @@ def _read(prepared: Prepared, dtype: mx.Dtype | None, progress: Progress | None,
     return Model(prepared.spec, params, {} if plan.unpack else prepared.quantization)
 
 
-def open_path(path: Path, bits: int | None = None) -> Prepared:
-    """The model at a path, described but not read, quantised to `bits` where given."""
-    recipe = make_recipe(bits)
+def open_path(
+    path: Path, bits: int | None = None, group_size: int | None = None, recipe: str | Path | Recipe | None = None
+) -> Prepared:
+    """The model at a path, described but not read, quantised as `convert_checkpoint` would where that is asked for."""
+    chosen = make_recipe(bits, group_size, None, recipe)
     if path.is_dir() and is_converted(path):
-        return requantize(open_converted(path), recipe)
-    return prepare(open_checkpoint(path), recipe)
+        return requantize(open_converted(path), chosen)
+    return prepare(open_checkpoint(path), chosen)
 
 
 @dataclass(frozen=True)

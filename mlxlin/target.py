@@ -59,7 +59,7 @@ def recipe_for(
     tokens: Sequence[int] | None = None,
     progress: Progress | None = None,
     notice: Notice | None = None,
-) -> tuple[Recipe, Difference]:
+) -> tuple[Recipe, Difference | None]:
     """Raise `recipe` where it matters most until KL(source || result) is at most `target_kl` nats.
 
     One pass measures, for every part of the model alone, the error that its quantisation makes. Then bits are added
@@ -75,18 +75,20 @@ def recipe_for(
         notice: as for `load`.
 
     Returns:
-        The recipe to convert with, and what was measured for it.
+        The recipe to convert with, and what was measured for it. Of a folder that is converted already the request
+        itself, unmeasured: converting says whether it was made with the same one.
 
     Raises:
-        InputError: nothing to raise, or a source that is quantised or converted already.
+        InputError: nothing to raise, or a source that is quantised already.
     """
     if not target_kl > 0:
         raise InputError(f"The divergence to stay within is {target_kl}; it must be above 0.", "Say for example: 0.05")
     if recipe.base is None:
         raise InputError("A target for the divergence needs a number of bits to start from.", "Add -q 4.")
     path = resolve(source, revision, notice=notice)
+    request = replace(recipe, target_kl=target_kl)
     if path.is_dir() and is_converted(path):
-        raise InputError(f"{path.name} is converted already.", "Start from the original checkpoint.")
+        return request, None
     exact = prepare(open_checkpoint(path), Recipe())
     if exact.quantization:
         raise InputError("The checkpoint is already quantised.", "Start from the original checkpoint.")
@@ -97,7 +99,7 @@ def recipe_for(
         model = Layerwise(requantize(exact, recipe), ids)
         found = measure(logits, model.logits(model.hidden(progress)), ids)
         if found.kl <= target_kl or not any(part.specs for part in parts):
-            return recipe, found
+            return replace(recipe, request=request), found
         parts = _raise(parts, _AIM * target_kl / found.kl)
         for name, start in quantised.quantization.items():
             spec = next(part.specs.get(name) for part in parts if name in part.sizes)

@@ -17,7 +17,7 @@ from mlxlin.layerwise import Layerwise
 from mlxlin.loader import load_model, open_path
 from mlxlin.models import QuantSpec
 from mlxlin.target import recipe_for
-from tests.convert.checkpoints import save, weights
+from tests.convert.checkpoints import bytes_of, save, weights
 from tests.models.golden import FIXTURES, TOLERANCE, difference
 
 TEXT = np.random.default_rng(0).integers(0, 128, 48).tolist()
@@ -115,18 +115,35 @@ def test_a_target_next_to_nothing_ends_with_the_source_itself(raw: Path) -> None
 
 def test_a_target_that_is_met_already_changes_nothing(raw: Path) -> None:
     recipe, found = recipe_for(raw, make_recipe(4), 100.0, tokens=TEXT)
-    assert recipe == make_recipe(4) and found.kl > 0
+    assert found is not None and found.kl > 0
+    assert recipe.overrides == () and recipe.request is not None and recipe.request.target_kl == 100.0
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan])
-def test_targets_that_cannot_be_are_refused(raw: Path, target: float, tmp_path: Path) -> None:
+def test_targets_that_cannot_be_are_refused(raw: Path, target: float) -> None:
     with pytest.raises(InputError, match="above 0"):
         recipe_for(raw, make_recipe(4), target, tokens=TEXT)
     with pytest.raises(InputError, match="number of bits to start from"):
         recipe_for(raw, Recipe(), 0.1, tokens=TEXT)
-    convert_checkpoint(raw, tmp_path / "out", bits=4)
-    with pytest.raises(InputError, match="converted already"):
-        recipe_for(tmp_path / "out", make_recipe(4), 0.1, tokens=TEXT)
+
+
+def test_b01_converting_twice_within_one_target_changes_nothing(raw: Path, tmp_path: Path) -> None:
+    target = 0.5 * compare(open_path(raw), open_path(raw, 4), TEXT).kl
+    recipe, _ = recipe_for(raw, make_recipe(4), target, tokens=TEXT)
+    convert_checkpoint(raw, tmp_path / "a", recipe=recipe)
+    assert f"raised to stay within {target:g} nats" in (tmp_path / "a" / "README.md").read_text()
+    again, measured = recipe_for(tmp_path / "a", make_recipe(4), target, tokens=TEXT)
+    assert measured is None
+    convert_checkpoint(tmp_path / "a", tmp_path / "b", recipe=again)
+    convert_checkpoint(tmp_path / "a", tmp_path / "c", recipe=recipe)
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b") == bytes_of(tmp_path / "c")
+    others = [recipe_for(tmp_path / "a", make_recipe(3), target)[0], recipe_for(tmp_path / "a", make_recipe(4), 9.0)[0]]
+    for other in [*others, make_recipe(4)]:
+        with pytest.raises(InputError, match="a is converted already; it cannot be converted to other quantisation"):
+            convert_checkpoint(tmp_path / "a", tmp_path / "d", recipe=other)
+    convert_checkpoint(raw, tmp_path / "plain", bits=4)
+    with pytest.raises(InputError, match="plain is converted already"):
+        convert_checkpoint(tmp_path / "plain", tmp_path / "d", recipe=again)
 
 
 def test_many_exceptions_are_counted_in_words() -> None:

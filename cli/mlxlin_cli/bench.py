@@ -78,7 +78,7 @@ def command(
         check_plot(plot)
     if options["peer"] and options["bits"]:
         raise click.UsageError("--peer reads the checkpoint as it is; leave -q out.")
-    loaded = open_model(settings.model, bits=options["bits"], revision=options["revision"])
+    loaded = open_model(settings.model, options)
     if options["prefill"] is None and options["contexts"] is None:
         fitting = tuple(n for n in LENGTHS if n + plan.count <= loaded.model.context) or (loaded.model.context // 2,)
         plan = replace(plan, lengths=fitting, contexts=fitting)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import click
@@ -24,7 +22,7 @@ from mlxlin_cli.options import (
     sampling_options,
     system_prompt,
 )
-from mlxlin_cli.terminal import number, say
+from mlxlin_cli.terminal import closing, number, say
 
 EPILOG = '''\b
 In the conversation:
@@ -56,7 +54,7 @@ def command(settings: Settings, /, session: str | None, from_text: bool, **optio
     if from_text and not session:
         raise click.UsageError("--from-text needs --session.")
     system = system_prompt(options)
-    chat = Chat(open_model(settings.model, bits=options["bits"], revision=options["revision"]), options)
+    chat = Chat(open_model(settings.model, options), options)
     with kept(chat):
         if session:
             chat.open(session, from_text=from_text, given=options)
@@ -78,20 +76,14 @@ def greeting(chat: Chat) -> str:
 @contextlib.contextmanager
 def kept(chat: Chat) -> Iterator[None]:
     """Save the session however the chat ends, also when the terminal is closed; exit code 1 where that fails."""
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        sys.exit(128 + signum)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGHUP, signal.SIGTERM)}
-    try:
-        yield
-    finally:
+    with closing():
         try:
-            safe = chat.save()
+            yield
         finally:
-            chat.keeper.release()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            try:
+                safe = chat.save()
+            finally:
+                chat.keeper.release()
     if not safe:
         raise click.exceptions.Exit(1)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import mlxlin
 from mlxlin_cli import folders
 from mlxlin_cli.loading import notice
-from mlxlin_cli.options import debug_option
-from mlxlin_cli.terminal import number, progress, size, table, write
+from mlxlin_cli.options import debug_option, quantisation, quantisation_options
+from mlxlin_cli.terminal import closing, number, progress, size, table, write
 
 if TYPE_CHECKING:
     from mlxlin.convert import Recipe, Report
@@ -27,16 +27,16 @@ Examples:
 
 \b
 RECIPE is mxfp4, mxfp8, nvfp4, mixed-A-B (B bits for embedding, head and output projections, A for the
-rest), or a JSON file. Gates and other sensitive projections keep at least 8 bits; vectors are never
-quantised. Without -q or --recipe the numbers stay as they are.
+rest), or a JSON file; -q takes it too. What decides what a state keeps (decay, beta, routers, low-rank
+factors) has at least 8 bits; vectors and convolutions are never quantised. Without -q or --recipe the
+numbers stay as they are.
 """
 
 
 @click.command("convert", epilog=EPILOG)
 @click.argument("source")
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("-q", "--bits", type=int, metavar="BITS", help="Bits per weight: 2, 3, 4, 5, 6 or 8.")
-@click.option("--group-size", type=int, metavar="N", help="Weights that share a scale: 32, 64 or 128.")
+@quantisation_options
 @click.option("--recipe", metavar="RECIPE", help="How to quantise, in place of -q; see below.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of what is not quantised; the checkpoint's own by default.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
@@ -47,68 +47,85 @@ quantised. Without -q or --recipe the numbers stay as they are.
 def command(
     source: str,
     out: Path | None,
+    bits: int | str | None,
+    group_size: int | None,
+    recipe: str | None,
+    dtype: str | None,
+    revision: str | None,
     dry_run: bool,
     check: bool,
     target_kl: float | None,
-    dtype: str | None,
-    **options: Any,
 ) -> None:
     """Convert SOURCE (hub id, alias, folder or weight file) to the folder OUT.
 
     OUT appears whole or not at all. Without OUT the folder is named after the source, here.
     """
     from mlxlin.backend import mx
+    from mlxlin.convert import make_recipe
+    from mlxlin.convert.folder import check_target
 
     if check and dry_run:
         raise click.UsageError("--check needs something written, so it does not go with --dry-run.")
-    name = default_name(source, options["bits"], "mixed" if target_kl else options["recipe"])
-    if target_kl is not None:
-        options["recipe"] = recipe_within(source, target_kl, options)
-        options["bits"] = options["group_size"] = None
-    if out is None and not dry_run:
-        out = Path(name)
-    with progress(f"Converting {source}", in_bytes=True) as report:
-        done = mlxlin.convert_checkpoint(
-            source,
-            out,
-            dtype=getattr(mx, dtype) if dtype else None,
-            dry_run=dry_run,
-            progress=report,
-            notice=notice,
-            **options,
-        )
+    if recipe is not None and bits is not None:
+        raise mlxlin.InputError("A recipe already says how many bits to use.", "Give either -q or --recipe.")
+    asked = bits if recipe is None else recipe
+    raised = target_kl is not None
+    chosen = make_recipe(**quantisation(4 if asked is None and raised else asked, group_size))
+    target = None if dry_run else out or Path(default_name(source, asked, raised))
+    if target is not None:
+        check_target(target)  # before anything is downloaded
+    place: str | Path = source
+    with closing():
+        if target is not None or raised:  # once, so that all of what follows is about the same files
+            place, revision = fetched(source, revision), None
+        if target_kl is not None:
+            chosen = recipe_within(place, target_kl, chosen)
+        with progress(f"Converting {source}", in_bytes=True) as report:
+            done = mlxlin.convert_checkpoint(
+                place,
+                target,
+                recipe=chosen,
+                dtype=getattr(mx, dtype) if dtype else None,
+                revision=revision,
+                dry_run=dry_run,
+                progress=report,
+                notice=notice,
+            )
     if dry_run:
-        for text in done.prepared.notices:
-            notice(text)
-        write(table([["tensor", "becomes"], *map(list, done.fates())]) + "\n\n")
+        rows = [[name, becomes, size(nbytes) if nbytes else ""] for name, becomes, nbytes in done.fates()]
+        write(table([["tensor", "becomes", "size"], *rows], right=(2,)) + "\n\n")
     write(summary(done) + "\n")
     if done.out is not None:
         folders.remember(done.out)
     if check and done.out is not None:
-        write(f"\n{compared(source, done.out, options['revision'])}\n")
+        write(f"\n{compared(place, done.out)}\n")
 
 
-def recipe_within(source: str, target_kl: float, options: dict[str, Any]) -> Recipe:
-    """A recipe that stays within the target, raised from the one asked for (4 bits by default) where it matters."""
-    from mlxlin.convert import make_recipe
+def fetched(source: str, revision: str | None) -> Path:
+    """Where the source is on this machine; from the hub it is downloaded."""
+    from mlxlin.convert.resolve import resolve
+
+    with progress(f"Downloading {source}", in_bytes=True) as report:
+        return resolve(source, revision, progress=report, notice=notice)
+
+
+def recipe_within(source: str | Path, target_kl: float, start: Recipe) -> Recipe:
+    """A recipe that stays within the target, raised from `start` where it matters."""
     from mlxlin.target import recipe_for
 
-    bits = options["bits"] or (None if options["recipe"] else 4)
-    start = make_recipe(bits, options["group_size"], None, options["recipe"])
     with progress("Measuring what bits bring") as report:
-        recipe, found = recipe_for(
-            source, start, target_kl, revision=options["revision"], progress=report, notice=notice
-        )
-    write(f"divergence {found.kl:.4f} nats with: {recipe.describe()}\n\n")
+        recipe, found = recipe_for(source, start, target_kl, progress=report, notice=notice)
+    if found is not None:
+        write(f"divergence {found.kl:.4f} nats\n\n")
     return recipe
 
 
-def compared(source: str, out: Path, revision: str | None) -> str:
+def compared(source: str | Path, out: Path) -> str:
     """The result against its source, in words."""
     from mlxlin.check import check_conversion
 
     with progress("Comparing with the source") as report:
-        found = check_conversion(source, out, revision=revision, progress=report)
+        found = check_conversion(source, out, progress=report)
     before, after = found.perplexities
     return (
         f"against the source, on {found.places} tokens of a text: divergence {found.kl:.4f} nats (worst "
@@ -117,9 +134,9 @@ def compared(source: str, out: Path, revision: str | None) -> str:
     )
 
 
-def default_name(source: str, bits: int | None, recipe: str | None) -> str:
+def default_name(source: str, asked: int | str | None, raised: bool) -> str:
     """A folder name that says what is in it: the source's last part and how it was quantised."""
-    suffix = f"{bits}bit" if bits else Path(recipe).stem if recipe else "mlxlin"
+    suffix = f"{asked}bit" if isinstance(asked, int) else Path(asked).stem if asked else "mixed" if raised else "mlxlin"
     return f"{Path(source).resolve().name if Path(source).exists() else source.split('/')[-1]}-{suffix}"
 
 
@@ -133,6 +150,8 @@ def summary(done: Report) -> str:
         f"{size(done.nbytes)}, {done.bits_per_weight:.2f} bits per weight",
         table([["stored as", "arrays", "size"]] + [[f, str(n), size(b)] for f, n, b in done.kinds()], right=(1, 2)),
     ]
+    if done.recipe.base is not None:
+        parts.insert(1, f"recipe: {done.recipe.describe()}")
     if prepared.dropped:
         counts = Counter(reason for _, reason in prepared.dropped)
         example = {reason: name for name, reason in reversed(prepared.dropped)}

@@ -56,7 +56,7 @@ def command(settings: Settings, /, prompt: str | None, **options: Any) -> None:
     if options["raw"] and (options["system"] or options["think"] is not None):
         raise click.UsageError("--raw goes without the chat template, so --system and --think have no place in it.")
     text = read_prompt(prompt)
-    loaded = open_model(settings.model, bits=options["bits"], revision=options["revision"])
+    loaded = open_model(settings.model, options)
     reply = complete(loaded, text, options)
     if options["as_json"]:
         write(json.dumps(as_object(loaded, reply, options["logprobs"]), ensure_ascii=False) + "\n")

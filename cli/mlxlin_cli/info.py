@@ -8,7 +8,7 @@ import click
 
 import mlxlin
 from mlxlin_cli.loading import notice
-from mlxlin_cli.options import Settings, debug_option, model_option
+from mlxlin_cli.options import Settings, debug_option, model_option, quantisation, quantisation_options
 from mlxlin_cli.terminal import bar, number, size, table, write
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ CONTEXTS = (1024, 8192, 65536, 524288)
 
 @click.command("info", epilog=EPILOG)
 @click.argument("name", metavar="[MODEL]", required=False)
-@click.option("-q", "--bits", type=int, metavar="BITS", help="As if quantised while loading.")
+@quantisation_options
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
 @model_option
 @debug_option
 @click.pass_obj
-def command(settings: Settings, name: str | None, bits: int | None, revision: str | None) -> None:
+def command(
+    settings: Settings, name: str | None, bits: int | str | None, group_size: int | None, revision: str | None
+) -> None:
     """Show a MODEL's layers, sizes and memory, and this machine. Of a hub model only the headers are read."""
-    found = mlxlin.describe(name or settings.model, bits=bits, revision=revision)
+    found = mlxlin.describe(name or settings.model, **quantisation(bits, group_size), revision=revision)
     for text in found.notices:
         notice(text)
     write(f"{model_table(found)}\n\n{memory_table(found)}\n\n{verdict(found)}\n\n{machine_table()}\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlxlin
+from mlxlin_cli.options import quantisation
 from mlxlin_cli.terminal import progress, say, size
 
 if TYPE_CHECKING:
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to answer, and the name it was asked for by."""
+    """A model ready to answer, the name it was asked for by, and what `-q` and its like said of it."""
 
     name: str
     model: Model
     tokenizer: Tokenizer
-    bits: int | None = None
+    bits: int | str | None = None
 
     @property
     def path(self) -> str:
@@ -54,11 +56,13 @@ class Loaded:
             )
 
 
-def open_model(name: str, *, bits: int | None = None, revision: str | None = None) -> Loaded:
-    """Load a model by folder, hub id or alias."""
+def open_model(name: str, given: Mapping[str, Any]) -> Loaded:
+    """Load a model by folder, hub id or alias, as `options.loading_options` say."""
+    bits, group_size = given["bits"], given["group_size"]
+    how = quantisation(bits, group_size)
     with progress(f"Loading {name}", in_bytes=True) as report:
-        model, tokenizer = mlxlin.load(name, bits=bits, revision=revision, progress=report, notice=notice)
-    return Loaded(name, model, tokenizer, bits)
+        model, tokenizer = mlxlin.load(name, **how, revision=given["revision"], progress=report, notice=notice)
+    return Loaded(name, model, tokenizer, bits if group_size is None else f"{bits} --group-size {group_size}")
 
 
 def notice(text: str) -> None:

@@ -52,15 +52,41 @@ def model_option(command: Decorated) -> Decorated:
     )(command)
 
 
+@dataclass(frozen=True)
+class Quantised(click.ParamType[int | str]):
+    """Bits per weight, or the name or file of a recipe."""
+
+    name = "QUANTISATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value)
+        return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def quantisation_options(command: Decorated) -> Decorated:
+    """How weights are quantised: `-q`, `--group-size`."""
+    group = click.option("--group-size", type=int, metavar="N", help="Weights that share a scale: 32, 64 or 128.")
+    bits = click.option(
+        "-q",
+        "--bits",
+        type=Quantised(),
+        metavar="BITS",
+        help="Quantise to 2, 3, 4, 5, 6 or 8 bits per weight, or to mxfp4, mxfp8, nvfp4, mixed-4-6, FILE.json.",
+    )
+    return bits(group(command))
+
+
+def quantisation(bits: int | str | None, group_size: int | None) -> dict[str, Any]:
+    """What `-q` and `--group-size` say, by the names of `mlxlin.load`."""
+    if isinstance(bits, str):
+        return {"recipe": bits, "group_size": group_size}
+    return {"bits": bits, "group_size": group_size}
+
+
 def loading_options(command: Decorated) -> Decorated:
-    """How a model is loaded: `-m`, `-q`, `--revision`."""
-    for option in (
-        click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository."),
-        click.option("-q", "--bits", type=int, metavar="BITS", help="Quantise while loading: 2, 3, 4, 5, 6 or 8."),
-        model_option,
-    ):
-        command = option(command)
-    return command
+    """How a model is loaded: `-m`, `-q`, `--group-size`, `--revision`."""
+    revision = click.option("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
+    return model_option(quantisation_options(revision(command)))
 
 
 @dataclass(frozen=True)

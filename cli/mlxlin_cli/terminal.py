@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import IO
 
 import click
@@ -56,6 +58,25 @@ def open_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+@contextmanager
+def closing() -> Iterator[None]:
+    """When the terminal is closed or the process is asked to end, unwind (exit code 128 + signal) and clean up.
+
+    What was told to be ignored, as nohup does, stays ignored.
+    """
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    ends = [number for number in (signal.SIGHUP, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def complain(message: str, hint: str = "") -> None:

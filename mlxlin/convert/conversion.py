@@ -62,14 +62,17 @@ class Report:
         rows = [(form, count, nbytes) for form, (count, nbytes) in totals.items()]
         return sorted(rows, key=lambda row: -row[2])
 
-    def fates(self) -> list[tuple[str, str]]:
-        """(tensor of the source, what becomes of it), for every one."""
+    def fates(self) -> list[tuple[str, str, int]]:
+        """(tensor of the source, what becomes of it, bytes of that) for every one.
+
+        Where several become one parameter, its bytes stand beside the first.
+        """
         used = [
-            (source, f"{item.name}, {item.form}{f' ({item.note})' if item.note else ''}")
+            (source, f"{item.name}, {item.form}{f' ({item.note})' if item.note else ''}", 0 if n else item.nbytes)
             for item in self.prepared.items
-            for source in item.sources
+            for n, source in enumerate(item.sources)
         ]
-        return used + [(name, f"dropped: {reason}") for name, reason in self.prepared.dropped]
+        return used + [(name, f"dropped: {reason}", 0) for name, reason in self.prepared.dropped]
 
 
 def convert_checkpoint(
@@ -109,22 +112,24 @@ def convert_checkpoint(
         InputError: contradicting options, or an output that is not ours to replace.
         HubError, ResourceError: no access to the model; not enough disk.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else make_recipe(bits, group_size, mode, recipe)
+    chosen = make_recipe(bits, group_size, mode, recipe)
     target = None if out is None else Path(out)
     if target is None and not dry_run:
         raise InputError("An output folder is needed.", "Name one, or ask for a dry run.")
     if target is not None:
         check_target(target)
+    tell = notice or (lambda text: None)
     if dry_run and present(source, revision) is None:
         prepared = open_outline(str(source), revision, chosen, dtype)
+        for text in prepared.notices:
+            tell(text)
         return Report(None, prepared, chosen)
     path = resolve(source, revision, progress=progress, notice=notice)
     if path.is_dir() and is_converted(path):
         return _carry(path, target, chosen, dtype, dry_run, progress)
     prepared = prepare(open_checkpoint(path, dtype or mx.bfloat16), chosen, dtype)
     for text in [*prepared.notices, *_about_tokenizer(path if path.is_dir() else path.parent)]:
-        if notice is not None:
-            notice(text)
+        tell(text)
     if dry_run or target is None:
         return Report(None, prepared, chosen)
     _write(path, target, prepared, chosen, dtype, progress)
@@ -217,14 +222,15 @@ def _carry(
 
 def _refuse_changes(path: Path, manifest: Manifest, recipe: Recipe, dtype: mx.Dtype | None) -> None:
     recorded, origin = manifest.options, manifest.source.get("repo") or "the original checkpoint"
+    name = provenance(path)[0] or path.name
     changes = []
-    if recipe.base is not None and recipe.to_json() != recorded["recipe"]:
+    if recipe.base is not None and not recipe.gave(recorded["recipe"]):
         changes.append("other quantisation")
     if dtype is not None and dtype_name(dtype) != recorded["dtype"]:
         changes.append("another dtype")
     if changes:
         raise InputError(
-            f"{path.name} is converted already; it cannot be converted to {' and '.join(changes)}.",
+            f"{name} is converted already; it cannot be converted to {' and '.join(changes)}.",
             f"Convert again from {origin}, or leave the options out to copy it.",
         )
 

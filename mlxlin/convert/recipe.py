@@ -44,11 +44,15 @@ class Recipe:
         base: for projections, embedding and head; None leaves the model unquantised.
         gate: for gates; never fewer than 8 bits unless an override says so.
         overrides: exceptions by name; the last match wins.
+        target_kl: of a request: bits are to be added until this close to the source (`target.recipe_for`).
+        request: of a recipe that was raised: what was asked for.
     """
 
     base: QuantSpec | None = None
     gate: QuantSpec = QuantSpec(GATE_BITS, 64)
     overrides: tuple[Override, ...] = ()
+    target_kl: float | None = None
+    request: Recipe | None = None
 
     def choose(self, name: str, shape: tuple[int, ...], role: Role) -> tuple[QuantSpec | None, str]:
         """How to store a matrix, and why where that is not what was asked for.
@@ -76,7 +80,16 @@ class Recipe:
         if self.base is None:
             return None
         overrides = [{"match": o.match, **(spec_json(o.spec) if o.spec else {"bits": None})} for o in self.overrides]
-        return {**spec_json(self.base), "gate": spec_json(self.gate), "overrides": overrides}
+        data = {**spec_json(self.base), "gate": spec_json(self.gate), "overrides": overrides}
+        if self.target_kl is not None:
+            data["target_kl"] = self.target_kl
+        if self.request is not None:
+            data["request"] = self.request.to_json()
+        return data
+
+    def gave(self, recorded: Mapping[str, Any] | None) -> bool:
+        """Whether a recorded recipe is this one, or was raised from this request."""
+        return self.to_json() in (recorded, (recorded or {}).get("request"))
 
     def describe(self) -> str:
         """In words, e.g. "4-bit affine, groups of 64; gates 8-bit affine"."""
@@ -88,6 +101,8 @@ class Recipe:
         else:
             counts = Counter(_form(override.spec) for override in self.overrides)
             exceptions = [f"{count} matrices {form}" for form, count in sorted(counts.items())]
+        if self.request is not None:
+            exceptions.append(f"raised to stay within {self.request.target_kl:g} nats of the source")
         return "; ".join([text, *exceptions])
 
 
@@ -116,7 +131,10 @@ def _fitting(spec: QuantSpec, columns: int) -> tuple[QuantSpec | None, str]:
 
 
 def make_recipe(
-    bits: int | None = None, group_size: int | None = None, mode: str | None = None, recipe: str | Path | None = None
+    bits: int | None = None,
+    group_size: int | None = None,
+    mode: str | None = None,
+    recipe: str | Path | Recipe | None = None,
 ) -> Recipe:
     """The recipe behind the options of a conversion.
 
@@ -125,7 +143,8 @@ def make_recipe(
         group_size: 32, 64 or 128 (affine).
         mode: affine, mxfp4, mxfp8 or nvfp4.
         recipe: "mxfp4", "mxfp8", "nvfp4", "mixed-A-B" (B bits for embedding, head and output projections, A for the
-            rest) or a JSON file with bits, group_size, mode, gate_bits and overrides [{"match": pattern, "bits": ...}].
+            rest), a JSON file with bits, group_size, mode, gate_bits and overrides [{"match": pattern, "bits": ...}],
+            or a `Recipe`, which is returned.
 
     Raises:
         InputError: options that contradict each other or that no kernel exists for.
@@ -138,6 +157,10 @@ def make_recipe(
         return _uniform({"bits": bits, "group_size": group_size, "mode": mode})
     if bits is not None or mode is not None:
         raise InputError("A recipe already says how many bits to use.", "Give either the bits or a recipe.")
+    if isinstance(recipe, Recipe):
+        if group_size is not None:
+            raise InputError("The recipe already says the group size.", "Leave it out.")
+        return recipe
     if str(recipe) in MODES and recipe != "affine":
         return _uniform({"mode": str(recipe), "group_size": group_size})
     if match := _MIXED.match(str(recipe)):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mlxlin
 from mlxlin import check
+from tests.convert.checkpoints import save, weights
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,7 @@ def test_a_conversion_says_what_became_of_everything(cli, tmp_path: Path) -> Non
     assert result.code == 0 and result.err == ""
     assert "Written to demo-4bit" in result.out and "4-bit affine, groups of 64" in result.out
     assert "every tensor of the source was used" in result.out
+    assert "recipe: 4-bit affine, groups of 64; gates 8-bit affine, groups of 64; vectors as they are" in result.out
     assert (tmp_path / "demo-4bit" / "mlxlin.json").is_file()
     assert str(tmp_path / "demo-4bit") in cli("models").out
     again = cli("convert", "demo-4bit", "copy")
@@ -48,7 +51,24 @@ def test_a_dry_run_names_every_tensor_and_writes_nothing(cli, tmp_path: Path) ->
     result = cli("convert", "demo", "-q", "4", "--dry-run")
     assert result.code == 0 and "Nothing was written" in result.out
     assert "model.layers.0.linear_attn.A_log" in result.out and "layers.0.mixer.A_log, float32" in result.out
+    assert re.search(r"model.embed_tokens.weight +embed, 4-bit affine, groups of 64 +\d+ kB", result.out)
     assert not list(tmp_path.glob("demo*"))
+
+
+def test_what_is_dropped_is_said_once(cli, tmp_path: Path) -> None:
+    save(tmp_path / "x", {**weights(), "mtp.fc.weight": np.ones((2, 2), np.float32)})
+    for options in (["--dry-run"], ["out"]):
+        assert cli("convert", "x", *options).err.count("MTP") == 1
+
+
+@pytest.mark.parametrize("how", [["-q", "mxfp4"], ["-q", "mixed-3-6"], ["-q", "4", "--group-size", "32"]], ids=str)
+def test_whatever_a_conversion_can_do_is_done_on_load_too(cli, how: list[str], tmp_path: Path) -> None:
+    assert cli("convert", "demo", "out", *how).code == 0
+    converted, direct = cli("info", "out"), cli("info", "demo", *how)
+    stored = [re.search(r"^weights .*$", result.out, re.MULTILINE) for result in (converted, direct)]
+    assert stored[0] is not None and stored[1] is not None and stored[0][0] == stored[1][0]
+    said = [cli("generate", "hi", "-n", "4", "--temp", "0", *o).out for o in (["-m", "out"], ["-m", "demo", *how])]
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize(

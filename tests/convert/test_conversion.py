@@ -144,18 +144,19 @@ def test_b08_prediction_heads_are_dropped_and_counted(tmp_path: Path) -> None:
     report = convert_checkpoint(save(tmp_path / "x", {**weights(), **extra}), tmp_path / "out")
     assert {name for name, _ in report.prepared.dropped} == set(extra)
     assert any("12" in text and "MTP" in text for text in report.prepared.notices)
-    assert dict(report.fates())["mtp.fc.weight"].startswith("dropped: ")
+    assert {name: fate for name, fate, _ in report.fates()}["mtp.fc.weight"].startswith("dropped: ")
     assert same(logits(tmp_path / "out"), logits(save(tmp_path / "plain", weights())))
 
 
 def test_every_tensor_of_the_source_has_a_fate(tmp_path: Path) -> None:
     tensors = {**weights(), "mtp.fc.weight": np.ones((2, 2), np.float32)}
     report = convert_checkpoint(save(tmp_path / "x", tensors), dry_run=True, bits=4)
-    assert {name for name, _ in report.fates()} == set(tensors)
-    fates = dict(report.fates())
+    assert {name for name, *_ in report.fates()} == set(tensors)
+    fates = {name: fate for name, fate, _ in report.fates()}
     assert fates["model.layers.0.mlp.up_proj.weight"] == "layers.0.mlp.up, 4-bit affine, groups of 64"
     assert "groups of 32: rows of 96" in fates["model.layers.0.mlp.down_proj.weight"]
     assert fates["model.layers.0.linear_attn.A_log"] == "layers.0.mixer.A_log, float32"
+    assert sum(nbytes for *_, nbytes in report.fates()) == report.nbytes
 
 
 @pytest.mark.parametrize("change", ["unknown", "missing", "shape"])
@@ -391,4 +392,4 @@ def test_every_family_gives_the_same_bits_raw_and_converted(tmp_path: Path, name
     expected, result = (model(tokens)[0] for model in (load_model(raw, bits=bits), load_model(tmp_path / "out")))
     assert expected is not None and result is not None and same(expected, result)
     stored = open_checkpoint(raw).tensors
-    assert {tensor for tensor, _ in report.fates()} == set(stored)
+    assert {tensor for tensor, *_ in report.fates()} == set(stored)

@@ -172,7 +172,7 @@ def test_b02_a_whole_fp8_model_predicts_what_its_dequantised_twin_does(tmp_path:
     notices: list[str] = []
     assert same(logits(tmp_path / "fp8", notice=notices.append), logits(save(tmp_path / "plain", plain)))
     fates = convert_checkpoint(tmp_path / "fp8", dry_run=True).fates()
-    assert {name for name, _ in fates} == set(stored)
+    assert {name for name, *_ in fates} == set(stored)
     source = open_checkpoint(tmp_path / "fp8")
     assert source.format == "fp8"
     assert source.dropped == (

@@ -145,6 +145,30 @@ def test_a_replacement_cut_between_its_renames_is_undone_or_finished(
     assert same(logits(out), logits(raw)) and names(tmp_path) == {"raw", "out"}
 
 
+COMMAND = """
+import sys, time
+from mlxlin.convert import conversion
+def slow(*arguments):
+    print("writing", flush=True)
+    time.sleep(60)
+conversion.write_shard = slow
+from mlxlin_cli.main import main
+sys.argv = ["mlxlin", "convert", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda s: s.name)
+def test_b10_a_command_asked_to_end_leaves_nothing(tmp_path: Path, raw: Path, ending: signal.Signals) -> None:
+    command = [sys.executable, "-c", COMMAND, str(raw), str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    process.send_signal(ending)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + ending and "Traceback" not in errors
+    assert names(tmp_path) == {"raw"}
+
+
 def test_two_folders_change_places_in_one_step_or_not_at_all(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
