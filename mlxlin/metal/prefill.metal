@@ -59,6 +59,12 @@ template <int K, typename GATES> inline Lanes<K> forgotten_key(GATES g, int b, i
   return k;
 }
 
+// What the decays let go of, 1 - exp(g)
+template <int D, typename GATES>
+inline void store_lost(GATES g, device float* out, int64_t at, int b, int t, int h, bool real, int lane) {
+  for (int d = lane; d < D; d += 32) out[at * D + d] = real ? lost(decay_of(log_decay(g, b, t, h, d))) : 0.0f;
+}
+
 // The log decays of D channels (1: of the head)
 template <int D, typename GATES>
 inline void store_decays(GATES g, device float* out, int64_t at, int b, int t, int h, bool real, int lane) {

@@ -22,9 +22,9 @@ class Prepared:
     Attributes:
         q, k, v: [B, T, H, K], [B, T n, H, K] and [B, T n, HV, V] in the dtype of the projections. With a bonus there
             are T + 1 tokens; q lacks the last of them, k, v and g the first: what is read is what was before.
-        g: [B, T, HV(, K)] in float32, with slots [B, T, HV, M]. beta: [B, T n, HV]. a, b: [B, T, H, K]. A delta rule
-            with a reader a comes as a low-rank write, H = HV: S + beta (v - S a) k^T = S + (S a) b^T + (beta v) k^T
-            with b = -beta k.
+        g: [B, T, HV(, K)] in float32, with slots [B, T, HV, M]; then there is lost, 1 - exp(g).
+        beta: [B, T n, HV]. a, b: [B, T, H, K]. A delta rule with a reader a comes as a low-rank write, H = HV:
+            S + beta (v - S a) k^T = S + (S a) b^T + (beta v) k^T with b = -beta k.
         bypass: factors [HV, V], [HV, 1] or [B, T, HV, 1] in float32, and what they multiply, v [B, T, HV, V]: added to
             the output.
         memory: of the convolution.
@@ -37,6 +37,7 @@ class Prepared:
     beta: mx.array | None = None
     a: mx.array | None = None
     b: mx.array | None = None
+    lost: mx.array | None = None
     bypass: tuple[mx.array, mx.array] | None = None
     memory: mx.array | None = None
 
@@ -78,6 +79,8 @@ def _outputs(spec: FusedSpec, x: Projected) -> Outputs:
     }
     if spec.decay != "none":
         outputs["g"] = ((B, T, HV, *([spec.state_dim] if spec.decay == "channel" else [])), mx.float32)
+    if spec.slots:
+        outputs["lost"] = outputs["g"]
     if spec.reader:
         outputs |= {"a": outputs["k"], "b": outputs["k"]}
     elif spec.write == "delta":
@@ -304,6 +307,9 @@ class _Body:
         if "g" in self._outputs:
             width = spec.state_dim if spec.decay == "channel" else 1
             head = "vector" if spec.decay_heads == HV else self._head("v")
-            stored = f"store_decays<{width}>(decays, g, token * {HV} + vector, batch, t, {head}, real, lane);"
-            lines.append(stored if n == 1 else f"if (vector < {HV}) {stored}")
+            place = f"token * {HV} + vector, batch, t, {head}, real, lane"
+            once = "" if n == 1 else f"if (vector < {HV}) "
+            lines.append(f"{once}store_decays<{width}>(decays, g, {place});")
+            if spec.slots:
+                lines.append(f"store_lost<{width}>(decays, lost, {place});")
         return lines

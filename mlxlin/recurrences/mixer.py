@@ -80,7 +80,7 @@ def by_kernels(spec: FusedSpec, x: Projected) -> Mixed:
     if T > longest(spec, B):
         ready = prefill(spec, x)
         if x.S_keys is not None:
-            mixed = _by_slots(x, ready.q, ready.k, ready.v, ready.g)
+            mixed = _by_slots(x, ready.q, ready.k, ready.v, ready.g, ready.lost)
             return replace(mixed, y=_finished(spec, x, mixed.y), memory=ready.memory)
         gates = {name: getattr(ready, name) for name in ("g", "beta", "a", "b")}
         slots = x.lengths + 1 if spec.bonus and x.lengths is not None else x.lengths
@@ -101,10 +101,12 @@ def _recurrence(
     return (y, *after) if isinstance(after, tuple) else (y, after, None)
 
 
-def _by_slots(x: Projected, q: mx.array, k: mx.array, v: mx.array, g: mx.array | None) -> Mixed:
+def _by_slots(
+    x: Projected, q: mx.array, k: mx.array, v: mx.array, g: mx.array | None, lost: mx.array | None = None
+) -> Mixed:
     """Gated slot attention between its gates and its norm."""
     assert x.S_keys is not None and g is not None
-    y, S_keys, S = run_slots(q, k, v, g=g, keys=x.S_keys, values=x.S, lengths=x.lengths)
+    y, S_keys, S = run_slots(q, k, v, g=g, lost=lost, keys=x.S_keys, values=x.S, lengths=x.lengths)
     return Mixed(y, S, S_keys=S_keys)
 
 

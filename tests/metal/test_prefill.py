@@ -66,7 +66,7 @@ VIEWS = {
     "low_rank": "qkvgab",
     "low_rank-head": "qkvgab",
 }
-ARGUMENTS = ("q", "k", "v", "g", "beta", "a", "b")
+ARGUMENTS = ("q", "k", "v", "g", "beta", "a", "b", "lost")
 
 
 def expected_of(spec: FusedSpec, x: Projected) -> dict[str, Any]:
@@ -75,6 +75,8 @@ def expected_of(spec: FusedSpec, x: Projected) -> dict[str, Any]:
     given, memory = arguments(spec, x)
     q, k, v = (given[name] for name in "qkv")
     bypass = None if x.skip is None else (x.skip, v)
+    if spec.slots:
+        given["lost"] = -mx.expm1(given["g"])
     if spec.reader:  # as a low-rank write, by value heads
         beta = given.pop("beta")[..., None]
         given |= {name: mx.repeat(given[name], spec.value_heads // spec.heads, axis=2) for name in "qka"}
@@ -109,7 +111,7 @@ def test_prefill_equals_operations(call: Call) -> None:
         assert (array is None) == (wanted is None)
         if array is None or wanted is None:
             continue
-        assert array.dtype == (mx.float32 if name in ("g", "beta") else call.dtype)
+        assert array.dtype == (mx.float32 if name in ("g", "beta", "lost") else call.dtype)
         late = int(spec.bonus) if name != "q" else 0
         array, wanted = (z[:, : call.T] if name == "q" else z for z in (array, wanted))
         assert_equal_where_real(call, array, wanted, zero=name not in VIEWS.get(call.name, ""), late=late)
