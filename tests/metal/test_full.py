@@ -1,4 +1,4 @@
-"""Every head size with every rule through both recurrence kernels, and with every feature map through decode.
+"""Every head size with every rule through both recurrence kernels, with every feature map through decode and prefill.
 
 Run by `pytest -m full -n auto tests/metal`, in ten minutes on two cores.
 The default tests cover the same features in pairs. Groups, dtypes and token counts turn with the sizes.
@@ -6,6 +6,7 @@ The default tests cover the same features in pairs. Groups, dtypes and token cou
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, cast
 
@@ -14,11 +15,13 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.metal.decode import decode
 from mlxlin.metal.mixer import FusedSpec
+from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import SIZES, VALUE_SIZES
 from mlxlin.recurrences import RULES, kernels, probe
+from mlxlin.recurrences.mixer import arguments, in_float32
 from mlxlin.recurrences.samples import sample_mixer
 
-from .cases import Case
+from .cases import TOLERANCE, Case, error, float64
 from .conftest import emulated
 from .test_chunk import LENGTHS, assert_chunk_equals_reference
 from .test_decode import assert_equal_mixed
@@ -99,11 +102,13 @@ FEATURES = ("none", "relu", "dpfp", "product", "hedgehog")
 NORMS = ("none", "l2", "sum", "simplex", "rms")
 
 
-@pytest.mark.parametrize(("turn", "K", "features"), [(i, *pair) for i, pair in enumerate(product(SIZES, FEATURES))])
-def test_decode_with_features(turn: int, K: int, features: Any) -> None:
+FEATURES_AND_SIZES = [(i, *pair) for i, pair in enumerate(product(SIZES, FEATURES))]
+
+
+def mixer_of(turn: int, K: int, features: Any) -> FusedSpec:
     """Norms of vectors, a convolution and grouped heads, or streams apart, turn with them."""
     apart, norm = turn % 3 == 0, cast(Any, NORMS[(turn + turn // 5) % 5])
-    spec = FusedSpec(
+    return FusedSpec(
         16,
         16,
         K,
@@ -122,5 +127,35 @@ def test_decode_with_features(turn: int, K: int, features: Any) -> None:
         eps=1e-6,
         gate=("silu", "sigmoid")[turn % 2],
     )
+
+
+@pytest.mark.parametrize(("turn", "K", "features"), FEATURES_AND_SIZES)
+def test_decode_with_features(turn: int, K: int, features: Any) -> None:
+    spec = mixer_of(turn, K, features)
     x = sample_mixer(spec, 2, 1 + turn % 2, DTYPES[turn % 3])
     assert_equal_mixed(spec, x, decode(spec, x))
+
+
+@pytest.mark.parametrize(("turn", "K", "features"), FEATURES_AND_SIZES)
+def test_prefill_with_features(turn: int, K: int, features: Any) -> None:
+    spec = mixer_of(turn, K, features)
+    x = replace(sample_mixer(spec, 2, 2 + turn % 4, DTYPES[turn % 3]), lengths=None)
+    found, (expected, memory) = prefill(spec, x), arguments(spec, in_float32(x))
+    for name, wanted in expected.items():
+        array = getattr(found, name)
+        assert error(array, float64(wanted)) < TOLERANCE[array.dtype]
+    if memory is not None:
+        assert found.memory is not None and error(found.memory, float64(memory)) == 0
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize(("turn", "K"), list(enumerate(SIZES)))
+def test_prefill_of_what_is_rotated_or_forgets(turn: int, K: int, rotary: bool) -> None:
+    kind: dict[str, Any] = {"rotary": (K, K // 2)[turn % 2], "interleaved": turn % 3 == 0, "decay": "head"}
+    kind = kind if rotary else {"decay_kind": "forget", "taps": 4 * (turn % 2), "decay": "channel"}
+    spec = FusedSpec(8, 8, K, VALUE_SIZES[-turn], "add", repeats=1 + turn % 2, scale=0.5, **kind)
+    x = replace(sample_mixer(spec, 1, 3, DTYPES[turn % 3]), lengths=None)
+    found, (expected, _) = prefill(spec, x), arguments(spec, in_float32(x))
+    for name, wanted in expected.items():
+        array = getattr(found, name)
+        assert error(array, float64(wanted)) < TOLERANCE[array.dtype]

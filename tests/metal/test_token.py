@@ -133,6 +133,7 @@ def test_dispatches_of_a_prompt_in_a_layer_of_mamba2() -> None:
     """As many for any length: what precedes the recurrence, the recurrence in two, what follows it."""
     one, two = (prompt_dispatches(MAMBA | {"num_hidden_layers": n}, 64) for n in (1, 2))
     assert by_kind(two - one) == Counter(add_norm=1, products=2, prefill=1, prep_head=1, chunk=1, gated_norm=1)
+    assert (two - one).total() == 7
 
 
 @pytest.mark.parametrize("config", [DENSE, COMBA, HGRN2], ids=["gated delta net", "comba", "hgrn2"])
@@ -141,6 +142,7 @@ def test_dispatches_of_a_prompt_in_a_linear_layer(config: dict[str, Any]) -> Non
     layer = by_kind(two - one)
     mixer = Counter(prefill=1, chunk=1, gated_norm=1, **{n: 1 for n in ("prep_head", "prep_channel") if n in layer})
     assert layer == MIXER - Counter(decode=1) + mixer + DENSE_PART
+    assert layer.total() == 11
 
 
 def test_dispatches_of_a_prompt_in_a_layer_of_rwkv7() -> None:
