@@ -195,7 +195,7 @@ def _carry(
     path: Path, out: Path | None, recipe: Recipe, dtype: mx.Dtype | None, dry_run: bool, progress: Progress | None
 ) -> Report:
     """Copy a converted folder byte by byte, checking its hashes; its provenance stays the original's."""
-    manifest, prepared = read_manifest(path), open_converted(path)
+    manifest, prepared, called = read_manifest(path), open_converted(path), provenance(path)[0] or path.name
     _refuse_changes(path, manifest, recipe, dtype)
     if dry_run or out is None:
         return Report(None, prepared, recipe, carried=True)
@@ -207,12 +207,10 @@ def _carry(
     with new_folder(out) as new:
         for name, digest in manifest.files.items():
             if name not in sizes:
-                raise CheckpointError(f"{path.name} is incomplete: {name} is missing.", "Convert the original again.")
+                raise CheckpointError(f"{called} is incomplete: {name} is missing.", "Convert the original again.")
             _copy(path / name, path, new)
             if _sha256(new / name) != digest:
-                raise CheckpointError(
-                    f"{path.name}/{name} was changed or damaged since it was written.", "Convert again."
-                )
+                raise CheckpointError(f"{called}/{name} was changed or damaged since it was written.", "Convert again.")
             done += sizes[name]
             if progress is not None:
                 progress(done, sum(sizes.values()))
@@ -222,7 +220,7 @@ def _carry(
 
 def _refuse_changes(path: Path, manifest: Manifest, recipe: Recipe, dtype: mx.Dtype | None) -> None:
     recorded, origin = manifest.options, manifest.source.get("repo") or "the original checkpoint"
-    name = provenance(path)[0] or path.name
+    called = provenance(path)[0] or path.name
     changes = []
     if recipe.base is not None and not recipe.gave(recorded["recipe"]):
         changes.append("other quantisation")
@@ -230,7 +228,7 @@ def _refuse_changes(path: Path, manifest: Manifest, recipe: Recipe, dtype: mx.Dt
         changes.append("another dtype")
     if changes:
         raise InputError(
-            f"{name} is converted already; it cannot be converted to {' and '.join(changes)}.",
+            f"{called} is converted already; it cannot be converted to {' and '.join(changes)}.",
             f"Convert again from {origin}, or leave the options out to copy it.",
         )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from mlxlin.backend import mx
-from mlxlin.errors import UnsupportedError
 
 from .folder import MANIFEST
 from .formats import describe_tensors, read_config
 from .manifest import converted, read_manifest
-from .prepare import Prepared, prepare
+from .prepare import Prepared, prepare, requantize
 from .recipe import Recipe
 from .resolve import split_id
 
@@ -17,7 +16,7 @@ def open_outline(source: str, revision: str | None, recipe: Recipe, dtype: mx.Dt
     """What `source`, a hub id or alias, would become; its parameters cannot be read.
 
     Raises:
-        UnsupportedError: PyTorch files, which tell nothing before they are read.
+        CheckpointError, UnsupportedError, InputError: as `prepare` and `requantize`.
         HubError: as `hub.fetch`.
     """
     from . import hub
@@ -25,11 +24,6 @@ def open_outline(source: str, revision: str | None, recipe: Recipe, dtype: mx.Dt
     repo, file = split_id(source)
     found = hub.outline(repo, revision, file)
     if (found.folder / MANIFEST).is_file():
-        return converted(read_manifest(found.folder), dict(found.tensors), repo)
-    if not found.tensors:
-        raise UnsupportedError(
-            f"{repo} holds PyTorch files, whose content is known only after downloading them.",
-            "Run it without --dry-run, or take a safetensors version.",
-        )
-    opened = describe_tensors(read_config(found.folder), found.tensors, "safetensors", dtype or mx.bfloat16)
+        return requantize(converted(read_manifest(found.folder), dict(found.tensors), repo), recipe, dtype)
+    opened = describe_tensors(read_config(found.folder), found.tensors, found.format, dtype or mx.bfloat16)
     return prepare(opened, recipe, dtype)

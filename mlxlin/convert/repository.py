@@ -57,7 +57,8 @@ def choose(names: list[str], repo: str, only: str | None = None) -> tuple[list[s
         UnsupportedError: only weights in another format; the message names it.
         CheckpointError: no weights, or several models and no choice.
     """
-    side = sorted(name for name in names if is_side_file(name) or name == "mlxlin.json")
+    ours = ("mlxlin.json", "README.md") if "mlxlin.json" in names else ()
+    side = sorted(name for name in names if is_side_file(name) or name in ours)
     if only is not None:
         if only not in names:
             raise CheckpointError(f"{repo} holds no file {only}.")

@@ -18,7 +18,7 @@ from mlxlin.convert.hub import requests, transfer
 from mlxlin.convert.manifest import read_manifest
 from mlxlin.convert.resolve import resolve
 from mlxlin.errors import CheckpointError, HubError, InputError, ResourceError, UnsupportedError
-from tests.convert.checkpoints import bf16, logits, same, save, weights
+from tests.convert.checkpoints import bf16, bytes_of, logits, same, save, weights
 from tests.convert.fake_hub import COMMIT, Hub, serve
 from tests.convert.test_formats_pickles import save_torch
 from tests.tokenizer_folders import byte_level, write
@@ -125,8 +125,9 @@ def test_b64_offline_uses_the_cache_without_a_request(
     assert same(logits(REPO), logits(tmp_path / "origin"))
     assert mlxlin.describe(REPO).spec.vocab == 128
     assert server.requests == []
-    with pytest.raises(HubError, match="owner/other has not been downloaded"):
-        resolve("owner/other")
+    for action in (resolve, mlxlin.describe):
+        with pytest.raises(HubError, match="owner/other has not been downloaded, and HF_HUB_OFFLINE is set"):
+            action("owner/other")
     blob = next((tmp_path / "cache").rglob(f"snapshots/*/{SHARDS[1]}"))
     blob.unlink()
     with pytest.raises(HubError, match=f"incomplete.*{SHARDS[1]}"):
@@ -251,6 +252,12 @@ def test_a_converted_model_records_its_origin(server: Hub, tmp_path: Path) -> No
     assert read_manifest(tmp_path / "out").source["revision"] == COMMIT
     server.add("owner/converted", tmp_path / "out")
     assert mlxlin.describe("owner/converted").kinds == mlxlin.describe(tmp_path / "out").kinds
+    with pytest.raises(InputError, match="already quantised"):
+        mlxlin.describe("owner/converted", bits=4)
+    convert_checkpoint("owner/converted", tmp_path / "again")
+    assert bytes_of(tmp_path / "again") == bytes_of(tmp_path / "out")
+    with pytest.raises(InputError, match="owner/converted is converted already"):
+        convert_checkpoint("owner/converted", tmp_path / "other", bits=4)
     assert same(logits("owner/converted"), logits(tmp_path / "out"))
 
 
@@ -263,8 +270,12 @@ def test_pytorch_files_on_the_hub(server: Hub, tmp_path: Path) -> None:
     server.add("owner/pth", folder)
     with pytest.raises(CheckpointError, match="holds several models: a.pth, b.pth"):
         mlxlin.load("owner/pth")
-    with pytest.raises(UnsupportedError, match="known only after downloading"):
-        mlxlin.describe("owner/pth/a.pth")
+    expected = mlxlin.describe(folder / "a.pth")
+    server.requests.clear()
+    found = mlxlin.describe("owner/pth/a.pth")
+    assert (found.spec, found.kinds, found.format) == (expected.spec, expected.kinds, "pytorch")
+    assert all(span is not None for span in server.asked("a.pth")) and 0 < len(server.asked("a.pth")) <= 4
+    assert not list((tmp_path / "cache").rglob("*.pth"))
     assert same(logits("owner/pth/b.pth"), logits(tmp_path / "origin"))
     with pytest.raises(CheckpointError, match="holds no file c.pth"):
         logits("owner/pth/c.pth")

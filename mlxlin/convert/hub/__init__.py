@@ -5,6 +5,7 @@ Files land in the cache that huggingface_hub uses, so that other programs find t
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from mlxlin.errors import HubError
 from ..formats import Tensor, pickles, safetensors, shards
 from ..repository import choose, is_commit
 from .cache import Cache, Downloaded, downloaded, missing_file
-from .requests import Listing, Remote, complete, look_up, read_range, status_of
+from .requests import Listing, Remote, RemoteFile, complete, look_up, read_range, status_of
 from .transfer import Progress, download
 
 Notice = Callable[[str], None]
@@ -108,11 +109,12 @@ def cached(repo: str, revision: str | None = None, file: str | None = None) -> P
 class Outline:
     """A model on the hub without its weights: config, mlxlin.json where we wrote it, and blank tensors of right shape.
 
-    `tensors` is empty for PyTorch files, which tell nothing before they are read.
+    `format` is that of its files: "safetensors" or "pytorch".
     """
 
     folder: Path
     tensors: dict[str, Tensor]
+    format: str
 
 
 def outline(repo: str, revision: str | None = None, file: str | None = None) -> Outline:
@@ -121,16 +123,20 @@ def outline(repo: str, revision: str | None = None, file: str | None = None) -> 
     Raises:
         HubError: as `fetch`.
     """
+    cache = Cache(repo)
+    if constants.HF_HUB_OFFLINE:
+        raise _not_cached(repo, _cached(cache, revision, file)[1], "HF_HUB_OFFLINE is set")
     listing = look_up(repo, revision)
     side, weights = choose(list(listing.files), repo, file)
     wanted = [name for name in side if name in ("config.json", "mlxlin.json", safetensors.INDEX)]
-    cache = Cache(repo)
     download(cache, listing, wanted)
     tensors: dict[str, Tensor] = {}
     weights = _indexed(cache.snapshot(listing.commit), listing, weights)
-    for name in weights if weights[0].endswith(".safetensors") else []:
-        tensors.update(_remote_header(listing, complete(listing, listing.files[name])))
-    return Outline(cache.snapshot(listing.commit), tensors)
+    form = "safetensors" if weights[0].endswith(".safetensors") else "pytorch"
+    describe = _remote_header if form == "safetensors" else _remote_pickle
+    for name in weights:
+        tensors.update(describe(listing, complete(listing, listing.files[name])))
+    return Outline(cache.snapshot(listing.commit), tensors, form)
 
 
 def _remote_header(listing: Listing, remote: Remote) -> dict[str, Tensor]:
@@ -140,6 +146,11 @@ def _remote_header(listing: Listing, remote: Remote) -> dict[str, Tensor]:
         head += read_range(listing, remote, len(head), 8 + length)
     entries = safetensors.parse_header(head[8 : 8 + length], remote.size, remote.name)
     return safetensors.blank_tensors(entries, remote.name)
+
+
+def _remote_pickle(listing: Listing, remote: Remote) -> dict[str, Tensor]:
+    with io.BufferedReader(RemoteFile(listing, remote)) as file:
+        return pickles.blank_tensors(file, remote.name)
 
 
 def _cached(cache: Cache, revision: str | None, file: str | None) -> tuple[Path | None, str | None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants, errors
@@ -12,6 +14,7 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 from mlxlin.errors import HubError
 
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without a byte
+_PIECE = 1 << 17  # bytes of a remote file asked for at a time
 UNKNOWN = -1  # size of a file that the listing does not tell
 
 
@@ -80,6 +83,41 @@ def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes
         raise explain(error, listing.repo, listing.commit) from error
     content = response.content
     return content[start:stop] if response.status_code == 200 else content
+
+
+class RemoteFile(io.RawIOBase):
+    """A file on the hub; each piece is asked for when something in it is read, once."""
+
+    def __init__(self, listing: Listing, remote: Remote) -> None:
+        self._listing, self._remote, self._position = listing, remote, 0
+        self._pieces: dict[int, bytes] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._remote.size)[whence]
+        if self._position < 0:
+            raise ValueError(f"There is no place {self._position} in a file.")
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        start = self._position // _PIECE * _PIECE
+        if start >= self._remote.size:
+            return 0
+        if start not in self._pieces:
+            stop = min(start + _PIECE, self._remote.size)
+            self._pieces[start] = read_range(self._listing, self._remote, start, stop)
+        content = self._pieces[start][self._position - start :][: len(buffer)]
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def file_request(listing: Listing, remote: Remote) -> tuple[str, dict[str, str]]:
