@@ -72,9 +72,13 @@ def check_disk(out: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ResourceError(
-            f"{needed / 1e6:,.1f} MB will be written, but only {free / 1e6:,.1f} MB are free on the disk of {place}.",
+            f"{_size(needed)} will be written, but only {_size(free)} are free on the disk of {place}.",
             "Free some space, name an output on another disk, or quantise to fewer bits.",
         )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 @contextlib.contextmanager
