@@ -1,5 +1,5 @@
-// Gated slot attention (arXiv:2409.07146): what stands between the recurrence of decode.metal over the keys of the
-// slots and that over their values. Every part of a value head needs the keys' as a whole.
+// Gated slot attention (arXiv:2409.07146): what stands between the recurrence over the keys of the slots and that over
+// their values, both of decode.metal. Every part of a value head needs all keys.
 inline Place whole(Place p) {
   p.v0 = 0;
   return p;
