@@ -93,10 +93,11 @@ def machine_table() -> str:
     backend = mlxlin.describe_backend()
     threads = backend["blas_threads"]
     blas = f"{backend['blas']}, {threads} thread{'' if threads == 1 else 's'}"
+    before = ", imported by this process before mlxlin" if backend["mlx_imported_before_us"] else ""
     rows = [
         ["machine", f"{backend['chip']}, {backend['architecture']}, {size(backend['memory_bytes'])} of memory"],
         ["system", f"{backend['os']}, Python {backend['python']}"],
-        ["MLX", f"{backend['mlx']} on {backend['device']}"],
+        ["MLX", f"{backend['mlx']} on {backend['device']}{before}"],
         ["CPU products", blas + (f" ({backend['blas_note']})" if backend["blas_note"] else "")],
         ["mlxlin", mlxlin.__version__],
     ]

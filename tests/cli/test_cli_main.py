@@ -47,6 +47,19 @@ def test_no_command_shows_the_help(cli) -> None:
     assert result.code == 0 and "Commands:" in result.out and result.err == ""
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_info_says_whether_mlx_was_there_first(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], before: bool
+) -> None:
+    done = run_python(f"""
+        {"import mlx.core as mx; mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))" if before else ""}
+        from mlxlin_cli.main import run
+        assert run(["info"]) == 0
+    """)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("MLX "))
+    assert ("imported by this process before mlxlin" in line) == before
+
+
 def test_version(cli) -> None:
     assert cli("--version").out == f"mlxlin {mlxlin.__version__}\n"
 
