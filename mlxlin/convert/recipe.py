@@ -1,7 +1,9 @@
 """Recipes: which matrix is stored with how many bits.
 
-Recurrent models carry the error of their gates (decay, beta, routers, low-rank factors) from token to token in the
-state, so those stay at 8 bits or more whatever the rest gets; vectors, norms and convolutions are never quantised.
+Recurrent models carry the error of what decides over their state (decay, beta, routers, low-rank factors: the role
+"gate") from token to token, so that stays at 8 bits or more whatever the rest gets; vectors, norms and convolutions are
+never quantised. Gates behind the state are projections like others: on the shipped model 8 bits for them gain what 8
+bits for the output projections do, byte for byte.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ class Recipe:
         return self.to_json() in (recorded, (recorded or {}).get("request"))
 
     def describe(self) -> str:
-        """In words, e.g. "4-bit affine, groups of 64; gates 8-bit affine"."""
+        """In words, e.g. "4-bit affine, groups of 64; gates of the state 8-bit affine"."""
         if self.base is None:
             return "not quantised"
-        text = f"{describe_spec(self.base)}; gates {describe_spec(self.gate)}; vectors as they are"
+        text = f"{describe_spec(self.base)}; gates of the state {describe_spec(self.gate)}; vectors as they are"
         if len(self.overrides) <= _LISTED:
             exceptions = [f"{o.match} {_form(o.spec)}" for o in self.overrides]
         else:

@@ -204,7 +204,7 @@ def test_b15_gates_keep_eight_bits_and_the_state_stays_close(tmp_path: Path) -> 
             assert spec is not None and spec.bits >= 8
         for vector in ("A_log", "dt_bias", "conv.weight", "norm.weight"):
             assert stored[f"layers.{layer}.mixer.{vector}"] is None
-    assert "gates 8-bit" in report.recipe.describe()
+    assert "gates of the state 8-bit" in report.recipe.describe()
     tokens = mx.random.randint(0, 128, (1, 256), key=mx.random.key(0))
     exact = load_model(raw)(tokens)[1].arrays()
 

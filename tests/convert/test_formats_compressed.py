@@ -68,6 +68,18 @@ def test_packed_integers_equal_the_definition(tmp_path: Path, bits: int, kind: s
     assert same(got, mx.array(expected.astype(np.float32)))
 
 
+def test_packed_integers_made_plain_are_rounded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays packed as MLX does, and is unpacked after all (to be joined with another matrix), in bands."""
+    monkeypatch.setattr("mlxlin.convert.formats.mlx_quantized._BAND", 3 * 64)
+    rng = np.random.default_rng(7)
+    codes, scale = rng.integers(-8, 8, (20, 64)), mx.array(rng.uniform(0.01, 0.1, (20, 2))).astype(mx.bfloat16)
+    stored = ("BF16", np.array(scale.view(mx.uint16)))
+    tensors = {"x.weight_packed": pack(codes + 8, 4), "x.weight_scale": stored, "x.weight_shape": np.array([20, 64])}
+    got = open_one(tmp_path, tensors, settings("pack-quantized", num_bits=4, type="int", strategy="group"))
+    expected = np.repeat(np.array(scale.astype(mx.float32)), 32, 1) * codes.astype(np.float32)
+    assert same(got, mx.array(expected).astype(mx.bfloat16))
+
+
 @pytest.mark.parametrize("kind", ["tensor", "channel", "block"])
 def test_fp8_scales_per_tensor_row_and_block(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(3)

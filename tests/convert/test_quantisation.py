@@ -14,8 +14,10 @@ from mlxlin.convert.formats.mlx_quantized import dequantize
 from mlxlin.convert.quantize import packed_shapes, quantize
 from mlxlin.convert.writer import Shape
 from mlxlin.errors import InputError, NumericsError
+from mlxlin.loader import open_path
 from mlxlin.models import QuantSpec
 from tests.convert.checkpoints import logits, same, save, weights
+from tests.models.golden import FIXTURES
 
 SPECS = [QuantSpec(bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 SPECS += [QuantSpec(4, 32, "mxfp4"), QuantSpec(8, 32, "mxfp8"), QuantSpec(4, 16, "nvfp4")]
@@ -56,6 +58,45 @@ def test_gates_never_get_fewer_than_eight_bits(bits: int) -> None:
     assert recipe.choose("layers.0.mixer.conv", (4, 64), "keep") == (None, "")
     for mode in ("mxfp4", "nvfp4"):
         assert make_recipe(recipe=mode).choose("g", (4, 64), "gate")[0] == QuantSpec(8, 64)
+
+
+# By the end of their names, in any family: what writes or fades a state, mixes what does, or chooses experts. Gates
+# behind a state (`gate`, where it has no low rank) carry no error from token to token, and are projections like others.
+_STATE = ["decay", "decay_out", "beta", "forget", "rate", "rate_out", "value_out", "mix_in", "mix_out", "gate_out"]
+_STATE += ["router", "shared_gate", "keys", "values", "layer", "layer1", "layer2"]
+_KEPT = [
+    "A_log",
+    "dt_bias",
+    "conv",
+    "norm",
+    "mixer_norm",
+    "mlp_norm",
+    "q_norm",
+    "k_norm",
+    "skip",
+    "bonus",
+    "mix",
+    "bias",
+]
+_KEPT += ["first_mix", "gate_mix", "bounds", "reader", "correction", "k_k", "k_a", "r_k", "embed_norm", "kv_norm"]
+_OTHERS = ["qkv", "q", "k", "v", "r", "q_in", "kv", "in", "out", "gate", "value", "key", "up", "down", "embed", "head"]
+_OTHERS += ["latent_in", "latent_out"]
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in FIXTURES.glob("*/config.json")))
+def test_b15_what_a_state_depends_on_keeps_eight_bits_in_every_family(name: str) -> None:
+    recipe = make_recipe(2)
+    for item in open_path(FIXTURES / name).items:
+        module = item.name.removesuffix(".weight")
+        last = module.rpartition(".")[2]
+        spec, _ = recipe.choose(module, (64, 128), item.role)
+        assert last in _STATE + _KEPT + _OTHERS, f"{module} is new: say whether a state depends on it"
+        if last in _KEPT:
+            assert spec is None, module
+        elif last in _STATE or "mixer.value" in module and item.role == "gate":
+            assert spec == QuantSpec(8, 64), module
+        else:
+            assert spec is not None and spec.bits >= 2, module
 
 
 @pytest.mark.parametrize(

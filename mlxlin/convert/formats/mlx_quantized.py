@@ -16,6 +16,7 @@ from mlxlin.models.params import QuantSpec
 from .tensor import DTYPES, Tensor
 
 PARTS = ("weight", "scales", "biases")
+_BAND = 1 << 24  # numbers unpacked at a time
 # mode: (bits, group sizes) that MLX has kernels for
 MODES = {
     "affine": ((2, 3, 4, 5, 6, 8), (32, 64, 128)),
@@ -99,12 +100,25 @@ def unpacked(module: str, tensors: Mapping[str, Tensor], spec: QuantSpec) -> Ten
         arrays = {part: tensor.read() for part, tensor in parts.items()}
         target = DTYPES[dtype][1]
         assert target is not None
-        return dequantize(arrays, spec, target)
+        return _rounded_once(arrays, spec, target)
 
     nbytes = sum(tensor.nbytes for tensor in parts.values())
     stored = tuple(name for part, tensor in parts.items() for name in tensor.parts or (f"{module}.{part}",))
     columns = shape[-1] * 32 // spec.bits
     return Tensor((*shape[:-1], columns), dtype, load, nbytes, parts["weight"].file, stored)
+
+
+def _rounded_once(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:
+    """`dequantize` computed in float32, in bands of rows so that the temporaries stay small."""
+    flat = {part: array.reshape(-1, array.shape[-1]) for part, array in parts.items()}
+    rows, columns = flat["weight"].shape[0], flat["weight"].shape[1] * 32 // spec.bits
+    step = max(1, _BAND // columns)
+    bands = []
+    for start in range(0, rows, step):
+        band = {part: array[start : start + step] for part, array in flat.items()}
+        bands.append(dequantize(band, spec, mx.float32).astype(dtype))
+        mx.eval(bands[-1])
+    return mx.concatenate(bands).reshape(*parts["weight"].shape[:-1], columns)
 
 
 def dequantize(parts: Mapping[str, mx.array], spec: QuantSpec, dtype: mx.Dtype) -> mx.array:
