@@ -52,7 +52,8 @@ def run_decode_kinds() -> Arrays:
 
 
 def run_prefill() -> Arrays:
-    calls = [Call(name, T=3) for name in ("kda-bounded", "mamba2", "retention-grouped", "forgetting", "comba")]
+    names = ("kda-bounded", "mamba2", "retention-grouped", "forgetting", "comba", "rwkv6", "slots")
+    calls = [Call(name, T=3) for name in names]
     found = [z for call in calls for z in vars(prefill(*call.projected())).values() if z is not None]
     return [array for z in found for array in (z if isinstance(z, tuple) else (z,))]
 
