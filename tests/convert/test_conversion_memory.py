@@ -92,3 +92,43 @@ def test_experts_are_written_one_by_one(tmp_path: Path) -> None:
     stack = 4 * one
     assert total > 10 * stack
     assert 0 < peak < stack, f"{peak / 1e6:.0f} MB; a stack of experts has {stack / 1e6:.0f} MB"
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from mlxlin.backend import mx
+from mlxlin.check import check_conversion
+from mlxlin.convert import convert_checkpoint
+
+source, out, bits, room, total = sys.argv[1], sys.argv[2], int(sys.argv[3]) or None, int(sys.argv[4]), int(sys.argv[5])
+tokens = list(range(40))
+convert_checkpoint("demo", out + "-warm", bits=4)
+check_conversion("demo", out + "-warm", tokens=tokens)
+mx.clear_cache()
+status = Path("/proc/self/status").read_text()
+held = 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (held + room, held + room))
+try:
+    bytearray(total)
+    raise SystemExit("the whole checkpoint fits within the limit")
+except MemoryError:
+    pass
+convert_checkpoint(source, out, bits=bits)
+print(check_conversion(source, out, tokens=tokens).kl)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a process's data by Linux's rule for RLIMIT_DATA")
+@pytest.mark.parametrize(("form", "bits"), [("safetensors", 4), ("pytorch", 0)])
+def test_a_checkpoint_larger_than_the_memory_limit_converts_and_is_checked(
+    tmp_path: Path, form: str, bits: int
+) -> None:
+    total, largest = wide_model(tmp_path / "raw", form)
+    room = total // 2
+    assert room < largest + (1 << 30)
+    numbers = map(str, (bits, room, total))
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "raw"), str(tmp_path / "out"), *numbers]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (float(done.stdout) > 0) == (bits > 0)
