@@ -76,8 +76,11 @@ class Sampling:
 
 
 def _number(value: Any) -> float:
-    """NaN, which fails every comparison, for what is no number."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    """NaN, which fails every comparison, for what is no number or too large for one."""
+    try:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _whole(value: Any) -> bool:

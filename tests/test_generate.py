@@ -237,6 +237,12 @@ def test_b67_no_tokens_wanted_none_given(bytes_tokenizer: Tokenizer) -> None:
         mlxlin.stream(model, bytes_tokenizer, "hi", max_tokens=-1)
 
 
+@pytest.mark.parametrize("prompts", ["hi", {"role": "user", "content": "hi"}])
+def test_one_prompt_is_no_batch_of_its_parts(bytes_tokenizer: Tokenizer, prompts: Any) -> None:
+    with pytest.raises(InputError, match="a list of prompts"):
+        mlxlin.batch(Recurrent(), bytes_tokenizer, prompts)
+
+
 def test_b67_seed_zero_repeats(bytes_tokenizer: Tokenizer) -> None:
     def say(**options: Any) -> list[int | None]:
         return [piece.token for piece in mlxlin.stream(Recurrent(), bytes_tokenizer, "hi", max_tokens=20, **options)]

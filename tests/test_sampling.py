@@ -213,6 +213,7 @@ def test_log_probabilities_are_the_models_own() -> None:
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"temperature": "hot"},
+        {"temperature": 10**400},
         {"top_k": -1},
         {"top_k": 2.0},
         {"top_k": True},

@@ -90,8 +90,10 @@ def test_b18_bad_arguments_name_the_message_and_the_call(arguments: str) -> None
 
 @pytest.mark.parametrize("messages", [[], "hello", {"role": "user"}, ["hello"], [{"content": "x"}], [{"role": None}]])
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="conversation|Message 1"):
         normalize(messages)
+    with pytest.raises(InputError, match="conversation|Message 1"):  # not called a failure of the template
+        compiled("chatml").render(messages)
 
 
 def test_a_tool_call_that_is_no_mapping_is_refused() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mlxlin.backend import mx
+from mlxlin.errors import InputError
 from mlxlin.generate.decoding import launch, not_finite
 from mlxlin.generate.prompts import Prompt, prompt_tokens, room
 from mlxlin.generate.reading import prefill
@@ -44,6 +45,8 @@ def batch(
     Raises:
         InputError, ResourceError, NumericsError: as `stream`; one bad prompt ends the batch.
     """
+    if isinstance(prompts, (str, Mapping)):  # iterable too: over characters, over keys
+        raise InputError("batch takes a list of prompts, not one.", "Put it in a list, or use stream.")
     if not prompts:
         return []
     read = [prompt_tokens(tokenizer, prompt, raw=raw, think=think) for prompt in prompts]

@@ -177,6 +177,8 @@ class Model:
             ids = mx.array([list(row) for row in tokens], dtype=mx.int32)
         if ids.ndim != 2:
             raise InputError(f"Tokens must be [B, T], got shape {tuple(ids.shape)}.")
+        if not mx.issubdtype(ids.dtype, mx.integer):
+            raise InputError(f"Tokens must be whole numbers, got {ids.dtype}.")
         # A row that is not there would be read from anywhere. One token per row is one that a sampler chose: looking at
         # it here would make decoding wait for it.
         if ids.size and (ids.shape[1] > 1 or not isinstance(tokens, mx.array)):

@@ -158,6 +158,10 @@ def check(
         InputError: an argument is missing, superfluous, or of the wrong shape or dtype.
     """
     rule = find(name)
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "a": a, "b": b, "lengths": lengths}
+    for what, array in given.items():
+        if not isinstance(array, mx.array) and not (array is None and what not in "qkv"):
+            raise InputError(f"{rule.name}: {what} is {type(array).__name__}", "Give an mx.array.")
     _check_sizes(rule, q, k, v)
     B, T, H, K = q.shape
     HV, V = v.shape[2:]

@@ -81,6 +81,8 @@ class ChatTemplate:
         variables = {"tools": None, "documents": None, "add_generation_prompt": False} | variables
         try:
             return self._template.render(messages=normalize(messages), **cast(dict[str, Any], plain(variables)))
+        except InputError:  # a ValueError too
+            raise
         except jinja2.sandbox.SecurityError as error:
             raise TokenizerError(f"{self.origin} does what a chat template may not: {error}", _ROUGH) from error
         except jinja2.UndefinedError as error:

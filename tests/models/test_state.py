@@ -284,6 +284,7 @@ def test_wrong_shapes_are_named() -> None:
         lambda: run([[run.vocab_size]]),
         lambda: run(mx.array([[1, run.vocab_size]])),
         lambda: run(mx.array([[1, -1]])),
+        lambda: run(mx.array([[1.0, 2.0]])),
         lambda: run(tokens(3, 0, 2), state),
         lambda: run(tokens(3), lengths=[4]),
         lambda: run(tokens(3), lengths=[1, 2]),
