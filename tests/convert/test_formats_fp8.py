@@ -12,7 +12,7 @@ import pytest
 from mlxlin.backend import mx
 from mlxlin.convert import convert_checkpoint
 from mlxlin.convert.formats import open_checkpoint
-from mlxlin.errors import CheckpointError, MlxlinError, UnsupportedError
+from mlxlin.errors import CheckpointError, MlxlinError, NumericsError, UnsupportedError
 from tests.convert.checkpoints import CONFIG, logits, same, save, save_safetensors, weights
 
 SETTINGS: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -178,3 +178,25 @@ def test_b02_a_whole_fp8_model_predicts_what_its_dequantised_twin_does(tmp_path:
     assert source.dropped == (
         ("model.layers.0.mlp.up_proj.input_scale", "scale of FP8 activations; mlxlin computes in floats"),
     )
+
+
+def test_b02_numbers_beyond_float16_are_not_made_infinite(tmp_path: Path) -> None:
+    stored, plain = fp8_model(tmp_path / "fp8")
+    convert_checkpoint(tmp_path / "fp8", tmp_path / "half", dtype=mx.float16)
+    assert same(logits(tmp_path / "half"), logits(save(tmp_path / "plain", half(stored, plain))))
+    name = "model.layers.1.mlp.up_proj.weight_scale_inv"
+    save(tmp_path / "fp8", {**stored, name: stored[name] * 1e6}, {**CONFIG, "quantization_config": SETTINGS})
+    with pytest.raises(NumericsError, match="layers.1.mlp.up.weight holds values beyond the range of float16"):
+        convert_checkpoint(tmp_path / "fp8", tmp_path / "out", dtype=mx.float16)
+
+
+def half(stored: dict[str, Any], plain: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The dequantised twin with its matrices rounded to float16, once."""
+    made = {name: array.astype(np.float16) if array.ndim == 2 else array for name, array in plain.items()}
+    for name in plain:
+        if isinstance(stored[name], tuple):
+            scale = stored[name + "_scale_inv"]
+            shape = stored[name][1].shape
+            factor = np.repeat(np.repeat(scale, 128, 0), 128, 1)[: shape[0], : shape[1]]
+            made[name] = (e4m3(stored[name][1]).astype(np.float32) * factor).astype(np.float16)
+    return made

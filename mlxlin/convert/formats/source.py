@@ -91,7 +91,11 @@ def open_checkpoint(path: Path, dtype: mx.Dtype = mx.bfloat16) -> Source:
 
 
 def describe_tensors(config: dict[str, Any], tensors: dict[str, Tensor], kind: str, dtype: mx.Dtype) -> Source:
-    """The checkpoint behind stored tensors: quantised ones joined with their scales. `kind` is the file format."""
+    """The checkpoint behind stored tensors: quantised ones joined with their scales. `kind` is the file format.
+
+    What is to become float16 is dequantised to float32: `prepare` narrows it, and notices numbers beyond its range.
+    """
+    dtype = mx.float32 if dtype == mx.float16 else dtype
     try:
         source = _joined(config, tensors, kind, dtype)
     except MlxlinError:
