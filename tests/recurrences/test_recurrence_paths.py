@@ -197,3 +197,21 @@ def test_linear_attention_with_and_without_normaliser(normalize: bool, T: int) -
     assert error(mx.concatenate([got, rest], axis=1), expected) < 1e-5
     for mine, theirs in zip(last, final, strict=True) if normalize else [(last, final)]:
         assert error(mine, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("T", [1, 3, 40, 130])
+def test_the_normaliser_of_a_padded_row_is_that_of_the_row_alone(T: int) -> None:
+    """Whatever stands behind a row's length; and none at all leaves it as it was, to the bit."""
+    problem = make("linear", B=3, T=T, K=16)
+    S = problem.rest["state"]
+    problem = problem.with_(q=mx.abs(problem.q), k=mx.abs(problem.k), state=(S, mx.abs(S).sum(axis=2)), normalize=True)
+    lengths = [0, T // 2 + 1, T]
+    y, (S1, Z1) = poison(problem, lengths).run(lengths=mx.array(lengths))
+    assert bool(mx.array_equal(S1[0], S[0])) and bool(mx.array_equal(Z1[0], problem.rest["state"][1][0]))
+    for row in (1, 2):
+        alone = problem.tokens(0, lengths[row])
+        q, k, v = (x[row : row + 1] for x in (alone.q, alone.k, alone.v))
+        state = tuple(x[row : row + 1] for x in problem.rest["state"])
+        expected, (S2, Z2) = alone.with_(q=q, k=k, v=v, state=state).run()
+        assert error(y[row : row + 1, : lengths[row]], expected) < 1e-5
+        assert error(S1[row : row + 1], S2) < 1e-5 and error(Z1[row : row + 1], Z2) < 1e-5
