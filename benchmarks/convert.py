@@ -16,7 +16,6 @@ import argparse
 import datetime
 import json
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -109,7 +108,8 @@ def main() -> None:
                 shutil.rmtree(target)
     ratio = report(rows, nbytes)
     if options.json:
-        command = shlex.join(["python", "benchmarks/convert.py", *sys.argv[1:]])
+        sizes = f"--gigabytes {options.gigabytes:g} --repetitions {options.repetitions}"
+        command = f"python benchmarks/convert.py {sizes}"
         keep({"machine": machine, "command": command, "bytes": nbytes, "seconds": rows, "ratio": ratio})
 
 

@@ -28,12 +28,11 @@ def check_target(out: Path) -> None:
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; the output must be a folder.", "Name another output folder.")
-    if out.is_dir() and Path.cwd().is_relative_to(out.resolve()):
-        raise InputError(
-            f"{out} is where this command runs; the output replaces its folder as a whole.", "Name another folder."
-        )
-    foreign = _foreign_file(out) if out.is_dir() else None
-    if foreign is not None and not (out / MANIFEST).is_file():
+    if not out.is_dir():
+        return
+    ours = (out / MANIFEST).is_file()
+    foreign = next((name for name in _unlisted(out) if not Path(name).name.startswith(_LITTER)), None)
+    if foreign is not None and not ours:
         raise InputError(
             f"{out} exists, is not empty and was not written by mlxlin; it was left untouched.",
             "Name another output folder, or empty this one yourself.",
@@ -43,13 +42,20 @@ def check_target(out: Path) -> None:
             f"{out} holds {foreign}, which mlxlin did not write; the folder was left untouched.",
             "Name another output folder, or move that file.",
         )
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise InputError(
+            f"{out} is where this command runs; the output replaces its folder as a whole.", "Name another folder."
+        )
 
 
-def _foreign_file(out: Path) -> str | None:
-    """A file that the folder's manifest does not list, where there is one; system litter does not count."""
-    listed = {MANIFEST, *_listed(out / MANIFEST)} if (out / MANIFEST).is_file() else set()
+def _unlisted(out: Path) -> Iterator[str]:
+    """The files in a converted folder that its manifest does not list; whatever lies in any other folder."""
+    if not (out / MANIFEST).is_file():
+        yield from (path.name for path in out.iterdir())
+        return
+    listed = {MANIFEST, *_listed(out / MANIFEST)}
     present = (path.relative_to(out).as_posix() for path in sorted(out.rglob("*")) if not path.is_dir())
-    return next((n for n in present if n not in listed and not n.rpartition("/")[2].startswith(_LITTER)), None)
+    yield from (name for name in present if name not in listed)
 
 
 def _listed(manifest: Path) -> list[str]:
