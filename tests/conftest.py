@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
+# No test is timed: a busy machine takes as long as it takes.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 # Several test processes share the processors; the waiting threads of a BLAS would only spin against each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

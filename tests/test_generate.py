@@ -284,7 +284,7 @@ def run(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str] = (), *
     return list(pieces(tokenizer, decoding, stop=stop, **options))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text("ab", max_size=14), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_stop_texts_cut_at_the_first_and_hold_back_no_more_than_they_must(text: str, stop: list[str]) -> None:
     tokenizer = _bytes_tokenizer()

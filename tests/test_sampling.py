@@ -36,7 +36,7 @@ def probabilities(logits: np.ndarray[Any, Any], sampling: Sampling) -> np.ndarra
     return p / p.sum()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.floats(0.2, 3),
     st.sampled_from([0, 1, 3, 20, 49, 50, 90]),

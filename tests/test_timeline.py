@@ -66,7 +66,7 @@ class Counting:
 
 
 @kinds
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), budget=st.sampled_from([0, 40_000, 10**9]))
 def test_random_play_equals_reading_from_scratch(kind: str, seed: int, budget: int, tmp_path: Path) -> None:
     rng, model = random.Random(seed), MODELS[kind]

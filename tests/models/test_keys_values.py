@@ -91,7 +91,7 @@ def test_growth_copies_are_rare() -> None:
     assert value.nbytes == 3000 * 4 <= value.capacity_nbytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_history_equals_lists(data: st.DataObject) -> None:
     """Random appends, truncations and forks against plain lists."""

@@ -17,7 +17,7 @@ LENGTHS = (1, 2, 3, C - 1, C, C + 1, 2 * C - 1, 2 * C, 2 * C + 3, 257)
 
 
 def few(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @st.composite
