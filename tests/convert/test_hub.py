@@ -195,6 +195,19 @@ def test_refusals_are_explained(server: Hub, refusal: tuple[int, str], message: 
     assert caught.value.hint and "\n" not in caught.value.message + caught.value.hint
 
 
+def test_a_copy_that_was_cut_in_the_cache_is_noticed_and_fetched_again(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = hub.fetch(REPO, COMMIT)
+    for size in (100, (folder / SHARDS[1]).stat().st_size - 1):
+        os.truncate(folder / SHARDS[1], size)
+        with monkeypatch.context() as patch:
+            patch.setattr(constants, "HF_HUB_OFFLINE", True)
+            with pytest.raises(HubError, match=f"downloaded copy of {REPO} is incomplete.*{SHARDS[1]} is truncated"):
+                resolve(REPO, COMMIT)
+        assert same(logits(REPO, revision=COMMIT), logits(tmp_path / "origin"))
+
+
 def test_a_model_that_does_not_exist(server: Hub) -> None:
     with pytest.raises(HubError, match="There is no folder owner/nothing here and no such model on the hub"):
         resolve("owner/nothing")

@@ -78,13 +78,16 @@ def downloaded() -> list[Downloaded]:
 
 
 def missing_file(folder: Path, only: str | None = None) -> str | None:
-    """What a downloaded model lacks before it can be loaded; None when it is complete."""
+    """What a downloaded model lacks before it can be loaded; None when it is complete, by the heads of its weights."""
     if only is None and not (folder / "config.json").is_file() and not any(folder.glob("*.pth")):
         return "config.json"
     if only is not None:
         return None if (folder / only).is_file() else only
     try:
-        if safetensors.shard_names(folder) or pickles.file_names(folder):
+        if safetensors.shard_names(folder):
+            safetensors.read_folder(folder)
+            return None
+        if pickles.file_names(folder):
             return None
     except CheckpointError as error:
         return error.message
