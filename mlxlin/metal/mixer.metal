@@ -82,9 +82,9 @@ inline float feature(const thread CHANNELS& s, int b, int t, int c0, int i) {
   return activated<MAP>(channel<ACTIVATION>(s, b, t, c0 + i));
 }
 
-// One head's vector of K features, K / 32 per lane
+// One head's vector of K features, K / 32 per lane; where K is no multiple of 32 (values), the last lanes lack one
 template <int K> struct Lanes {
-  float x[K / 32];
+  float x[(K + 31) / 32];
 };
 template <int K> inline void to_softmax(thread Lanes<K>& v) {
   float top = v.x[0], sum = 0.0f;
@@ -110,14 +110,15 @@ template <int NORM, int K> inline float norm_factor(const thread Lanes<K>& v, fl
 }
 template <int K> inline Lanes<K> times(Lanes<K> v, float factor) {
 #pragma unroll
-  for (int i = 0; i < K / 32; ++i) v.x[i] *= factor;
+  for (int i = 0; i < (K + 31) / 32; ++i) v.x[i] *= factor;
   return v;
 }
 template <int K, int ACTIVATION, int NORM, int MAP = IDENTITY, typename CHANNELS>
 inline Lanes<K> vector_of(const thread CHANNELS& s, int b, int t, int c0, float scale, int lane, float eps = 1e-6f) {
   Lanes<K> v;
 #pragma unroll
-  for (int i = 0; i < K / 32; ++i) v.x[i] = feature<K, MAP, ACTIVATION>(s, b, t, c0, lane + 32 * i);
+  for (int i = 0; i < (K + 31) / 32; ++i)
+    v.x[i] = K % 32 == 0 || lane + 32 * i < K ? feature<K, MAP, ACTIVATION>(s, b, t, c0, lane + 32 * i) : 0.0f;
   if (MAP == HEDGEHOG) to_softmax(v);
   return times(v, NORM == AS_IS ? scale : scale * norm_factor<NORM>(v, eps));
 }

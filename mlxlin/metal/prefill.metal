@@ -4,13 +4,14 @@
 template <int K> inline Lanes<K> zero_vector() {
   Lanes<K> v;
 #pragma unroll
-  for (int i = 0; i < K / 32; ++i) v.x[i] = 0.0f;
+  for (int i = 0; i < (K + 31) / 32; ++i) v.x[i] = 0.0f;
   return v;
 }
 
 template <int K, typename OUT> inline void store(Lanes<K> v, device OUT* out, int64_t at, int lane) {
 #pragma unroll
-  for (int i = 0; i < K / 32; ++i) out[at * K + lane + 32 * i] = OUT(v.x[i]);
+  for (int i = 0; i < (K + 31) / 32; ++i)
+    if (K % 32 == 0 || lane + 32 * i < K) out[at * K + lane + 32 * i] = OUT(v.x[i]);
 }
 
 // The vector turned by the angles of token t; `scratch` holds K numbers of this SIMD-group.

@@ -14,7 +14,7 @@ from mlxlin.backend import mx
 from .kernels import Outputs, lanes_per_row, launch, view
 
 SIZES = (32, 64, 96, 128, 192, 256)
-VALUE_SIZES = (*SIZES, 512)
+VALUE_SIZES = (*SIZES, 80, 512)  # 80: Nemotron Nano
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ CASES = [
     Case("linear", T=18, K=96, V=64, groups=3, dtype=mx.bfloat16, keys="correlated"),
     Case("decay", T=35, B=2, K=64, V=96, groups=4, gates="mixed", strided=True, lengths=(35, 16)),
     Case("decay", T=18, H=2, K=128, V=64, groups=10, gates="mixed"),
+    Case("decay", T=35, B=3, H=8, K=128, V=80, groups=16, dtype=mx.bfloat16, gates="mixed"),
+    Case("kda", T=35, K=64, V=80, gates="mixed", keys="correlated"),
     Case("delta", T=40, K=128, V=32, groups=1, keys="correlated", beta=2.0),
     Case(
         "gated_delta", T=33, B=3, K=192, V=64, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(0, 31, 33)

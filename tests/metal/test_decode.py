@@ -167,6 +167,7 @@ SPECS = {
     "low_rank-head": FusedSpec(16, 16, 32, 32, "low_rank", "head", apart=True),
     "low_rank": FusedSpec(16, 16, 64, 64, "low_rank", "channel", apart=True),
 }
+SPECS["mamba2-80"] = replace(SPECS["mamba2"], value_dim=80)  # of Nemotron Nano; no multiple of a SIMD-group
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,8 @@ CALLS = [
     Call("retention", T=2, B=3),
     Call("linear", T=1),
     Call("mamba2", T=3, B=2, lengths=(3, 1), dtype=mx.bfloat16),
+    Call("mamba2-80", T=3, B=2, lengths=(3, 1), dtype=mx.bfloat16),
+    Call("mamba2-80"),
     Call("mamba2-normless", T=2, strided=True),
     Call("retention-grouped", T=3, B=2, lengths=(1, 3), strided=True),
     Call("rotated-pairs", T=2, dtype=mx.float16),

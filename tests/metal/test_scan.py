@@ -15,6 +15,8 @@ CASES = [
     Case("linear", T=7, B=2, lengths=(7, 2), normalize=True, strided=True),
     Case("decay", T=3, K=256, V=96, groups=4, gates="mixed", strided=True),
     Case("decay", T=4, K=128, V=64, groups=16, dtype=mx.bfloat16, lengths=(4,)),
+    Case("decay", T=3, B=2, H=8, K=128, V=80, groups=16, dtype=mx.bfloat16),
+    Case("gated_delta", T=4, K=256, V=80, gates="mixed"),
     Case("gated", T=17, B=3, H=2, groups=1, gates="mixed", lengths=(0, 17, 9)),
     Case("delta", T=16, K=128, V=32, groups=1, keys="correlated", beta=2.0),
     Case("gated_delta", T=33, B=2, K=64, V=32, dtype=mx.float16, gates="mixed", keys="correlated", lengths=(31, 33)),
