@@ -159,23 +159,22 @@ def _replace(folder: Path, out: Path) -> None:
     """Put `folder` in the place of `out`, in one step where the system can exchange two names."""
     if not out.exists() or not any(out.iterdir()):
         os.rename(folder, out)
-    else:
-        with _held(out):  # so that nobody takes over what the exchange leaves under the other name
-            if _exchange(folder, out):
-                shutil.rmtree(folder, ignore_errors=True)
-            else:
-                _rename_twice(folder, out)
-    _sync_path(out.parent)
+        _sync_path(out.parent)
+        return
+    with _held(out):  # so that nobody takes over what the exchange leaves under the other name
+        old = folder if _exchange(folder, out) else _renamed_twice(folder, out)
+        _sync_path(out.parent)  # the new one is safe before the old one goes
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _rename_twice(folder: Path, out: Path) -> None:
+def _renamed_twice(folder: Path, out: Path) -> Path:
     os.rename(out, _old(out))
     try:
         os.rename(folder, out)
     except OSError:
         os.rename(_old(out), out)
         raise
-    shutil.rmtree(_old(out), ignore_errors=True)
+    return _old(out)
 
 
 @contextlib.contextmanager
