@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mlxlin.errors import CheckpointError
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> Manifest:
     data = read_json(folder / MANIFEST)
     found, source = data.get("format"), data.get("source") or {}
     if found != FORMAT:
-        origin = source.get("repo") or "the original checkpoint"
+        origin = (source.get("repo") if isinstance(source, dict) else None) or "the original checkpoint"
         newer = isinstance(found, int) and found > FORMAT
         raise CheckpointError(
             f"{folder.name} was written in mlxlin format {found}; this version reads format {FORMAT}.",
@@ -77,8 +77,15 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         quantization = {name: read_spec(group, name) for group in data["quantization"] for name in group["matrices"]}
-        return Manifest(ModelSpec.from_json(data["model"]), source, data["options"], quantization, data["files"])
-    except (KeyError, TypeError, AttributeError) as error:
+        options = {"recipe": data["options"]["recipe"], "dtype": data["options"]["dtype"]}
+        for value in (source, options["recipe"] or {}, data["files"]):
+            if not isinstance(value, dict):
+                raise TypeError(f"{value!r} is no object")
+        for name in map(PurePosixPath, data["files"]):
+            if name.is_absolute() or ".." in name.parts:
+                raise ValueError(f"{name} is outside the folder")
+        return Manifest(ModelSpec.from_json(data["model"]), source, options, quantization, data["files"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(
             f"{folder.name}/{MANIFEST} is damaged: {error!r}", "Convert the checkpoint again."
         ) from error

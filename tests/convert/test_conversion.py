@@ -314,6 +314,22 @@ def test_a_folder_of_another_format_says_what_to_do(tmp_path: Path, number: int,
         assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"source": 5}, {"options": None}, {"options": {}}, {"options": {"recipe": 5, "dtype": None}}, {"files": [1]}]
+    + [{"files": {"../raw/config.json": "0"}}, {"files": {"/etc/hostname": "0"}}]
+    + [{"quantization": [{"bits": "x", "matrices": ["embed"]}]}, {"model": "x"}, {"quantization": 5}],
+    ids=str,
+)
+def test_a_manifest_of_the_wrong_kinds_is_told_as_damage(tmp_path: Path, change: dict[str, Any]) -> None:
+    convert_checkpoint(save(tmp_path / "raw", weights()), tmp_path / "a")
+    manifest = json.loads((tmp_path / "a" / "mlxlin.json").read_text())
+    (tmp_path / "a" / "mlxlin.json").write_text(json.dumps({**manifest, **change}))
+    for options in ({}, {"bits": 4}, {"dtype": mx.float16}):
+        with pytest.raises(CheckpointError, match="a/mlxlin.json is damaged"):
+            convert_checkpoint(tmp_path / "a", dry_run=True, **options)
+
+
 @pytest.mark.parametrize("damage", ["byte", "file", "parameter", "json"])
 def test_a_damaged_converted_folder_is_noticed(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "a"
