@@ -340,6 +340,14 @@ def test_a_mirror_that_lists_names_only(server: Hub, tmp_path: Path) -> None:
     assert same(logits(REPO), logits(tmp_path / "origin"))
 
 
+def test_a_listing_cannot_name_places_outside_the_cache(server: Hub, tmp_path: Path) -> None:
+    files = server.repositories[REPO].files
+    files["additional_chat_templates/../../../../../x.jinja"] = b"out"
+    assert all(".." not in name for name in requests.look_up(REPO).files)
+    folder = hub.fetch(REPO)
+    assert not list(tmp_path.rglob("x.jinja")) and (folder / "config.json").is_file()
+
+
 def test_the_listing_of_a_repository(server: Hub) -> None:
     listing = requests.look_up(REPO)
     content = json.loads(server.repositories[REPO].files["config.json"])

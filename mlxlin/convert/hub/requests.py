@@ -13,6 +13,8 @@ from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_st
 
 from mlxlin.errors import HubError
 
+from ..repository import is_commit
+
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # seconds without a byte
 _PIECE = 1 << 17  # bytes of a remote file asked for at a time
 UNKNOWN = -1  # size of a file that the listing does not tell
@@ -47,13 +49,21 @@ def look_up(repo: str, revision: str | None = None) -> Listing:
         info = huggingface_hub.HfApi().model_info(repo, revision=name, files_metadata=True, timeout=TIMEOUT)
     except Exception as error:
         raise explain(error, repo, revision) from error
+    if not is_commit(info.sha):
+        raise HubError(f"The hub names no commit of {repo}.", "Try again later.")
     files = {
         s.rfilename: Remote(
-            s.rfilename, UNKNOWN if s.size is None else s.size, s.lfs.sha256 if s.lfs is not None else s.blob_id
+            s.rfilename, UNKNOWN if s.size is None else s.size, _hash(s.lfs.sha256 if s.lfs is not None else s.blob_id)
         )
         for s in info.siblings or []
+        if ".." not in s.rfilename.split("/")  # no server decides about places outside the cache
     }
     return Listing(repo, str(info.sha), files)
+
+
+def _hash(text: str | None) -> str | None:
+    """A SHA-256 or git's SHA-1 in hex; None for anything else."""
+    return text if text and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else None
 
 
 def complete(listing: Listing, remote: Remote) -> Remote:
@@ -67,8 +77,7 @@ def complete(listing: Listing, remote: Remote) -> Remote:
         raise explain(error, listing.repo, listing.commit) from error
     if metadata.size is None:
         raise HubError(f"The hub does not tell the size of {remote.name}.", "Download it by hand, and give the folder.")
-    digest = metadata.etag if metadata.etag and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", metadata.etag) else None
-    return Remote(remote.name, metadata.size, digest)
+    return Remote(remote.name, metadata.size, _hash(metadata.etag))
 
 
 def read_range(listing: Listing, remote: Remote, start: int, stop: int) -> bytes:
