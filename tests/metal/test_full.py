@@ -24,8 +24,9 @@ from mlxlin.recurrences.samples import sample_mixer
 from .cases import TOLERANCE, Case, error, float64
 from .conftest import emulated
 from .test_chunk import LENGTHS, assert_chunk_equals_reference
-from .test_decode import assert_equal_mixed
+from .test_decode import Call, assert_equal_mixed
 from .test_scan import assert_scan_equals_reference
+from .test_schedules import MIXERS, bits
 
 pytestmark = pytest.mark.full
 
@@ -85,6 +86,14 @@ def test_every_schedule(rule: str, decay: str) -> None:
     for order in range(8):
         with emulated(order=order):
             check(Case(rule, T=35, decay=decay, gates="mixed", keys="correlated"))
+
+
+@pytest.mark.parametrize(("kernel", "call"), MIXERS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_every_mixer_in_every_language_version_under_every_schedule(kernel: Any, call: Call) -> None:
+    expected = bits(kernel, call)
+    for options in (*({"metal": metal} for metal in (320, 400, 410)), *({"order": order} for order in range(1, 8))):
+        with emulated(**options):
+            assert all(mx.array_equal(a, b) for a, b in zip(bits(kernel, call), expected, strict=True)), options
 
 
 def test_every_kind_of_sample_the_probe_uses() -> None:
