@@ -31,6 +31,42 @@ class Launch:
         return loads / 64 / self.report.matrix_products
 
 
+@dataclass(frozen=True)
+class Budget:
+    """Upper bounds; products and barriers are exact.
+
+    Attributes:
+        unique: distinct device bytes, the least a memory could move.
+        issued: device bytes over all threads, caches ignored.
+        products: 8x8x8 matrix products.
+        loads: tiles loaded per product.
+        flops, simd: scalar operations outside products, SIMD functions.
+        barriers: of whole threadgroups.
+        threadgroup: bytes of threadgroup memory.
+    """
+
+    unique: int
+    issued: int
+    flops: int
+    simd: int
+    products: int = 0
+    loads: float = 0.0
+    barriers: int = 0
+    threadgroup: int = 0
+
+    def check(self, launch: Launch) -> None:
+        report = launch.report
+        assert report.matrix_products == self.products
+        assert report.barriers == self.barriers
+        assert report.threadgroup_bytes <= self.threadgroup
+        assert report.unique_bytes <= self.unique
+        assert launch.issued_bytes <= self.issued
+        assert report.flops <= self.flops
+        assert report.simd_ops <= self.simd
+        if self.products:
+            assert launch.loads_per_product <= self.loads
+
+
 def launches_of(call: Callable[[], Any]) -> list[Launch]:
     """Run `call` and return its dispatches in order."""
     found: list[Launch] = []

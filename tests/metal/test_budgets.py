@@ -6,15 +6,13 @@ written down (matrix products, barriers, threadgroup memory), else the count it 
 
 from __future__ import annotations
 
-import importlib
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from mlxlin.backend import mx
-from mlxlin.metal.decode import decode
-from mlxlin.metal.layers import add_norm, gated_norm
+from mlxlin.metal.decode import decode, replay
+from mlxlin.metal.layers import add_norm, gated_norm, router_topk
 from mlxlin.metal.mixer import FusedSpec
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import chunk, scan
@@ -22,49 +20,13 @@ from mlxlin.metal.rwkv7 import time_mix
 from mlxlin.recurrences.rwkv7 import by_kernels, sample
 from mlxlin.recurrences.samples import sample_mixer
 from mlxlin.selftest import MIXERS
-from tests.msl import install, last_report
 
 from .cases import Case, arguments
-from .measure import Launch, launches_of
+from .measure import Budget, launches_of
+from .test_layers import normal
 
 T, K, V, HV = 64, 64, 128, 2
 CHUNKS = T // 16
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Upper bounds; products and barriers are exact.
-
-    Attributes:
-        unique: distinct device bytes, the least a memory could move.
-        issued: device bytes over all threads, caches ignored.
-        products: 8x8x8 matrix products.
-        loads: tiles loaded per product.
-        flops, simd: scalar operations outside products, SIMD functions.
-        barriers: of whole threadgroups.
-        threadgroup: bytes of threadgroup memory.
-    """
-
-    unique: int
-    issued: int
-    flops: int
-    simd: int
-    products: int = 0
-    loads: float = 0.0
-    barriers: int = 0
-    threadgroup: int = 0
-
-    def check(self, launch: Launch) -> None:
-        report = launch.report
-        assert report.matrix_products == self.products
-        assert report.barriers == self.barriers
-        assert report.threadgroup_bytes <= self.threadgroup
-        assert report.unique_bytes <= self.unique
-        assert launch.issued_bytes <= self.issued
-        assert report.flops <= self.flops
-        assert report.simd_ops <= self.simd
-        if self.products:
-            assert launch.loads_per_product <= self.loads
 
 
 def prefill_case(rule: str) -> Case:
@@ -365,34 +327,58 @@ def test_add_norm(centered: bool, passes: int) -> None:
     ).check(launch)
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("vector_gate", [False, True])
-def test_work_beside_the_kernel_of_mlx_lm(vector_gate: bool) -> None:
-    """The same inputs through mlx-lm's packed kernel: theirs is one dispatch per call as the scan, chunk needs two."""
-    x = arguments(
-        Case("kda" if vector_gate else "gated_delta", T=64, K=128, V=128, groups=2, dtype=mx.bfloat16).inputs()
-    )
-    with install(strict=False):
-        sys.modules.pop("mlx_lm.models.gated_delta", None)
-        peer = importlib.import_module("mlx_lm.models.gated_delta")
-        assert x.g is not None and x.beta is not None
-        peer.gated_delta_kernel(x.q, x.k, x.v, mx.exp(x.g), x.beta, x.S)
-        theirs = Launch("mlx-lm", last_report())
-    sys.modules.pop("mlx_lm.models.gated_delta", None)
-    (ours,) = launches_of(lambda: scan(x))
-    chunked = launches_of(lambda: chunk(x))
-    for launch in (theirs, ours, *chunked):
-        print(row_of(launch))
-    assert ours.report.simd_ops <= theirs.report.simd_ops
-    assert ours.issued_bytes <= 1.05 * theirs.issued_bytes
-    assert sum(launch.report.flops for launch in chunked) < 0.1 * theirs.report.flops
-    assert sum(launch.issued_bytes for launch in chunked) < 0.5 * theirs.issued_bytes
+@pytest.mark.parametrize(
+    ("name", "written", "issued", "flops", "norms"),
+    [  # numbers written in two bytes per token, and norms; bytes and operations of all tokens
+        ("gated delta net", 128 * (2 * 16 + 32), 1_450_000, 860_000, 2 * 16),
+        ("comba", 128 * (4 * 32 + 32), 2_930_000, 2_030_000, 3 * 32),  # by value heads, for beta is
+        ("rwkv 6", 64 * 2 * 32 + 128 * 32, 700_000, 51_000, 32),
+        ("gated slot attention", 256 * 3 * 4, 152_000, 110_000, 0),
+    ],
+)
+def test_prefill(name: str, written: int, issued: int, flops: int, norms: int) -> None:
+    """Every projected number comes from memory once, every argument of the recurrence goes there once."""
+    spec, tokens = MIXERS[name], 8
+    x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
+    (launch,) = launches_of(lambda: prefill(spec, x))
+    slots, gates = tokens + spec.bonus, spec.value_heads * (spec.state_dim if spec.decay == "channel" else 1)
+    decays, betas = gates * (2 if spec.slots else 1), spec.value_heads if spec.write == "delta" else 0
+    convolution = 2 * (spec.taps + 2 * (spec.taps - 1)) * spec.width if spec.taps else 0
+    Budget(
+        unique=slots * (2 * written + 4 * decays + 4 * betas)
+        + 2 * tokens * (spec.width + gates + betas)
+        + convolution
+        + (6_000 if spec.bonus else 3_000),
+        issued=issued,
+        flops=flops,
+        simd=norms * tokens,
+    ).check(launch)
 
 
-def row_of(launch: Launch) -> str:
-    report = launch.report
-    return (
-        f"{launch.name:14} unique {report.unique_bytes:9,} issued {launch.issued_bytes:11,} flops {report.flops:11,} "
-        f"products {report.matrix_products:7,} simd {report.simd_ops:7,} special {report.specials:9,} "
-        f"barriers {report.barriers:5,}"
+def test_replay_reads_the_tape_and_moves_the_state_once() -> None:
+    spec, tokens = replace(MIXERS["gated delta net"], heads=8, value_heads=16), 4
+    x = replace(sample_mixer(spec, 1, tokens, mx.bfloat16), lengths=None)
+    tape = decode(spec, x, tape=True).tape
+    assert tape is not None
+    (launch,) = launches_of(lambda: replay(spec, x.S, tape, mx.array([tokens])))
+    rows, state = 16 * 128, 16 * 128 * 128 * 4
+    Budget(
+        unique=2 * state + tokens * 4 * (8 * 128 + 16 * 128 + 16) + 500,
+        issued=2 * state + tokens * 4 * rows * (128 + 2 * 4) + 16 * launch.report.threads,  # u and g by four lanes
+        flops=int(1.05 * tokens * 4 * rows * 128),  # decay and write
+        simd=0,
+    ).check(launch)
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(1, 1), (8, 4)])
+def test_router_topk(groups: int, kept: int) -> None:
+    logits, correction, tokens, top = normal(1, 4, 256, dtype=mx.bfloat16), normal(256), 4, 8
+    (launch,) = launches_of(
+        lambda: router_topk(logits, top, score="sigmoid", correction=correction, groups=groups, groups_kept=kept)
     )
+    Budget(
+        unique=tokens * 256 * 2 + 256 * 4 + tokens * top * (4 + 4) + 200,
+        issued=tokens * (256 * (2 + 4) + top * (4 + 4)) + 8 * launch.report.threads,
+        flops=tokens * (256 * 4 + 40 * groups),
+        simd=tokens * (3 * top + (2 * 2 * groups + 2 * kept if groups > 1 else 0)),
+    ).check(launch)
