@@ -173,7 +173,10 @@ def test_dispatches_of_choosing_the_next_token(sampling: Sampling, limit: int) -
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["bfloat16", "4 bits"])
-def test_a_whole_token_of_24_layers(packed: bool) -> None:
-    """18 linear layers of 8 or 9, 6 of attention, embedding and head, greedy choice."""
-    found = token_dispatches(DENSE | {"num_hidden_layers": 24}, packed, Sampling())
-    assert found.total() == 18 * (9 if packed else 8) + 6 * 15 + (8 if packed else 5) + 4
+@pytest.mark.parametrize(
+    ("config", "linear", "attention"), [(DENSE, 8, 15), (EXPERTS, 15, 22)], ids=["dense", "experts"]
+)
+def test_a_whole_token_of_24_layers(config: dict[str, Any], linear: int, attention: int, packed: bool) -> None:
+    """18 linear layers, one dispatch longer with packed weights, 6 of attention, embedding and head, greedy choice."""
+    found = token_dispatches(config | {"num_hidden_layers": 24}, packed, Sampling())
+    assert found.total() == 18 * (linear + packed) + 6 * attention + (8 if packed else 5) + 4
