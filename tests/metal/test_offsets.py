@@ -15,11 +15,12 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from mlxlin.backend import mx
-from mlxlin.metal.decode import decode
-from mlxlin.metal.layers import gated_norm
+from mlxlin.metal.decode import decode, replay
+from mlxlin.metal.layers import add_norm, gated_norm, router_topk
+from mlxlin.metal.mixer import Tape
 from mlxlin.metal.prefill import prefill
 from mlxlin.metal.recurrence import Arguments, chunk, scan
-from mlxlin.metal.rwkv7 import finish, prepare
+from mlxlin.metal.rwkv7 import finish, prepare, time_mix
 from mlxlin.recurrences.rwkv7 import sample
 from tests.msl.arrays import untouched
 
@@ -103,3 +104,23 @@ def test_what_bypasses_the_recurrence() -> None:
     near = gated_norm(y, y, y[0, 0], 1e-5, activation="silu", groups=2, skip=skip, v=v)
     far = gated_norm(spread(y, 1), spread(y, 0), y[0, 0], 1e-5, activation="silu", groups=2, skip=skip, v=spread(v, 1))
     assert mx.array_equal(near, far)
+
+
+def test_tokens_and_tapes_of_rwkv7() -> None:
+    x = sample(2, 32, 3, mx.float16)
+    far = replace(
+        x, S=spread(x.S, 0), **{name: spread(getattr(x, name), 1) for name in ("r", "k", "v", "gate", "rate")}
+    )
+    found, expected = time_mix(far, tape=True), time_mix(x, tape=True)
+    assert found.tape is not None and expected.tape is not None
+    assert all(equal([found.y, found.S], [expected.y, expected.S]))
+    assert all(equal(vars(found.tape).values(), vars(expected.tape).values()))
+    tape = Tape(**{name: None if z is None else spread(z, 1) for name, z in vars(expected.tape).items()})
+    accepted = mx.array([2, 3])
+    assert mx.array_equal(replay(x.spec, far.S, tape, accepted), replay(x.spec, x.S, expected.tape, accepted))
+
+
+def test_what_stands_between_mixers() -> None:
+    x, weight, logits = normal(2, 3, 64), normal(64, seed=1), normal(2, 3, 64, seed=2)
+    assert all(equal(add_norm(spread(x, 0), spread(x, 1), weight, 1e-6), add_norm(x, x, weight, 1e-6)))
+    assert all(equal(router_topk(spread(logits, 1), 4), router_topk(logits, 4)))
