@@ -7,16 +7,17 @@ On Metal each kernel runs at several head sizes, dtypes and lengths. Elsewhere t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxlin.backend import mx, on_metal
-from mlxlin.metal.decode import decode, replay
+from mlxlin.metal.decode import decode, replay, replay_keys
 from mlxlin.metal.layers import add_norm, gated_norm, router_topk
 from mlxlin.metal.mixer import FusedSpec, Mixed
+from mlxlin.metal.recurrence import columns_for, rows_for
 from mlxlin.metal.rwkv7 import time_mix
 from mlxlin.recurrences import RULES, kernels, run, rwkv7
 from mlxlin.recurrences.mixer import by_kernels, float64, in_float32, mix
@@ -27,6 +28,7 @@ from mlxlin.recurrences.samples import sample, sample_mixer
 
 Float64 = npt.NDArray[np.float64]
 SIZES = ((64, 64, 1, mx.float32), (128, 128, 2, mx.bfloat16), (96, 192, 3, mx.float16), (256, 256, 1, mx.bfloat16))
+_MANY = 1 << 20  # heads
 GATED_DELTA_NET = FusedSpec(
     16,
     32,
@@ -206,6 +208,7 @@ def rows() -> Iterator[Row]:
 def _checks() -> Iterator[Check]:
     if on_metal():
         yield from _recurrence_checks({"scan": (kernels.scan, 7), "chunk": (kernels.chunk, 45)})
+        yield from _recurrence_checks({"scan, many heads": (_wide_scan, 7), "chunk, many heads": (_wide_chunk, 45)})
         yield from _mixer_checks()
         for K, tokens, dtype in ((64, 1, mx.bfloat16), (64, 4, mx.float32), (128, 2, mx.float16)):
             yield _time_mix_check("time_mix", K, tokens, dtype)
@@ -238,11 +241,20 @@ def _operations(x: Inputs) -> kernels.Result:
     return y, S, None
 
 
-def _recurrence_checks(paths: dict[str, tuple[Callable[[Inputs], kernels.Result], int]]) -> Iterator[Check]:
+def _wide_scan(x: Inputs) -> kernels.Result:
+    """As wide as it runs for many heads."""
+    return kernels.scan(x, rows_for(x.q.shape[3], x.v.shape[3], _MANY))
+
+
+def _wide_chunk(x: Inputs) -> kernels.Result:
+    return kernels.chunk(x, columns_for(x.q.shape[3], x.v.shape[3], _MANY))
+
+
+def _recurrence_checks(paths: Mapping[str, tuple[Callable[[Inputs], kernels.Result], int]]) -> Iterator[Check]:
     for name, (kernel, tokens) in paths.items():
         for rule in RULES.values():
             for decay in rule.decays:
-                if kernel is kernels.chunk and decay not in kernels.CHUNKED:
+                if kernel in (kernels.chunk, _wide_chunk) and decay not in kernels.CHUNKED:
                     continue
                 for size in SIZES if rule.name == "gated_delta" else SIZES[:2]:
                     yield _recurrence_check(name, kernel, tokens, rule.name, decay, size)
@@ -291,23 +303,30 @@ def _arrays(mixed: Mixed) -> list[mx.array]:
 
 def _decode_replay_check(name: str, spec: FusedSpec) -> Check:
     x = sample_mixer(spec, 1, 4, mx.float32)
-    return _replay_check(name, spec, x.S, lambda n: decode(spec, replace(x, lengths=n), tape=n is None))
+    return _replay_check(name, spec, x.S, x.S_keys, lambda n: decode(spec, replace(x, lengths=n), tape=n is None))
 
 
 def _time_mix_replay_check() -> Check:
     x = rwkv7.sample(16, 64, 4, mx.bfloat16)
-    return _replay_check("RWKV-7", x.spec, x.S, lambda n: time_mix(replace(x, lengths=n), tape=n is None))
+    return _replay_check("RWKV-7", x.spec, x.S, None, lambda n: time_mix(replace(x, lengths=n), tape=n is None))
 
 
-def _replay_check(name: str, spec: FusedSpec, S: mx.array, run: Callable[[mx.array | None], Mixed]) -> Check:
-    """The replayed state has the bits of the decoded one: any difference is an error. `run` takes the lengths."""
+def _replay_check(
+    name: str, spec: FusedSpec, S: mx.array, S_keys: mx.array | None, run: Callable[[mx.array | None], Mixed]
+) -> Check:
+    """The replayed states have the bits of the decoded ones: any difference is an error. `run` takes the lengths."""
 
     def found() -> list[mx.array]:
-        tape, three = run(None).tape, mx.full((S.shape[0],), 3)
+        three = mx.full((S.shape[0],), 3)
+        tape, decoded = run(None).tape, run(three)
         assert tape is not None
-        return [(replay(spec, S, tape, three) != run(three).S).astype(mx.int32)]
+        pairs = [(replay(spec, S, tape, three), decoded.S)]
+        if S_keys is not None and decoded.S_keys is not None:
+            pairs.append((replay_keys(spec, S_keys, tape, three), decoded.S_keys))
+        return [(a != b).astype(mx.int32) for a, b in pairs]
 
-    return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: [np.zeros(S.shape)])
+    zeros = [np.zeros(z.shape) for z in (S, S_keys) if z is not None]
+    return Check("replay", f"{name}, 3 of 4 tokens", found, lambda: zeros)
 
 
 def _time_mix_check(kernel: str, K: int, tokens: int, dtype: mx.Dtype) -> Check:

@@ -81,11 +81,25 @@ def supports(K: int, V: int) -> bool:
     return K in SIZES and V in VALUE_SIZES
 
 
-def scan(x: Arguments, *, normalize: bool = False, eps: float = 0.0) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Every rule, token by token: y [B, T, HV, V], S float32 and, with `normalize`, Z float32."""
+def rows_for(K: int, V: int, heads: int) -> int:
+    """Rows of the state that a lane of `scan` holds channels of: two where enough SIMD-groups remain to fill a GPU."""
+    return 2 if heads * V >= 16384 and lanes_per_row(K) == 4 else 1
+
+
+def columns_for(K: int, V: int, heads: int) -> int:
+    """Matrices of 8 values per SIMD-group of `chunk`: as many as registers allow while enough groups remain."""
+    return next(n for n in (4, 2, 1) if n == 1 or (K * n <= 256 and V % (8 * n) == 0 and heads * V >= 512 * 8 * n))
+
+
+def scan(
+    x: Arguments, *, normalize: bool = False, eps: float = 0.0, rows: int | None = None
+) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Every rule, token by token: y [B, T, HV, V], S float32 and, with `normalize`, Z float32.
+
+    `rows` is 1 or 2, `rows_for` all heads of the batch if None.
+    """
     B, T, H, K, HV, V = x.sizes
-    lanes = lanes_per_row(K)
-    rows = 2 if B * HV * V >= 16384 and lanes == 4 else 1
+    lanes, rows = lanes_per_row(K), rows or rows_for(K, V, B * HV)
     per_group = 32 // lanes * rows
     arrays = x.arrays()
     views = ", ".join(view(name, array is not None) for name, array in arrays.items())
@@ -113,7 +127,7 @@ def scan(x: Arguments, *, normalize: bool = False, eps: float = 0.0) -> tuple[mx
 def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.array]:
     """Sixteen tokens at a time, in two dispatches: what does not need the state for all chunks at once, then the state.
 
-    A SIMD-group owns 8 `columns` values: 1, 2 or 4, by registers and number of heads if None.
+    A SIMD-group owns 8 `columns` values: 1, 2 or 4, `columns_for` all heads of the batch if None.
     Returns y [B, T, HV, V] and S float32.
     """
     B, T, H, K, HV, V = x.sizes
@@ -121,7 +135,7 @@ def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.arr
         x = replace(x, g=mx.broadcast_to(x.g[..., None], (B, T, HV, K)))
     arrays = {name: array for name, array in x.arrays().items() if name != "Z"}
     prepared = _prep_channel(x) if x.decay == "CHANNEL_DECAY" else _prep_head(x)
-    columns = columns or _columns(K, V, B * HV)
+    columns = columns or columns_for(K, V, B * HV)
     groups = V // (8 * columns)
     per_threadgroup = max(n for n in (1, 2, 3, 4) if groups % n == 0)
     if x.decay == "CHANNEL_DECAY":
@@ -155,11 +169,6 @@ def chunk(x: Arguments, *, columns: int | None = None) -> tuple[mx.array, mx.arr
 
 def _or_absent(prepared: dict[str, mx.array], name: str) -> str:
     return name if name in prepared else "Absent()"
-
-
-def _columns(K: int, V: int, heads: int) -> int:
-    """Matrices of 8 values per SIMD-group: as many as registers allow while enough SIMD-groups remain to fill a GPU."""
-    return next(n for n in (4, 2, 1) if n == 1 or (K * n <= 256 and V % (8 * n) == 0 and heads * V >= 512 * 8 * n))
 
 
 def _prep_head(x: Arguments) -> dict[str, mx.array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal import recurrence
-from mlxlin.metal.recurrence import Arguments, supports
+from mlxlin.metal.recurrence import Arguments, columns_for, rows_for, supports
 
 from .probe import trusted
 from .reference import NORMALIZER_EPS
@@ -14,22 +14,29 @@ Result = tuple[mx.array, mx.array, mx.array | None]
 CHUNKED: tuple[DecayKind, ...] = ("none", "head", "channel")  # a decay of values comes apart into no products
 
 
-def scan(x: Inputs) -> Result:
+def scan(x: Inputs, rows: int | None = None) -> Result:
     """Token by token, every rule."""
-    return recurrence.scan(arguments(x), normalize=x.Z is not None, eps=NORMALIZER_EPS)
+    return recurrence.scan(arguments(x), normalize=x.Z is not None, eps=NORMALIZER_EPS, rows=rows)
 
 
-def chunk(x: Inputs) -> Result:
+def chunk(x: Inputs, columns: int | None = None) -> Result:
     """Sixteen tokens at a time, every rule without a normaliser whose decay is `CHUNKED`."""
-    return *recurrence.chunk(arguments(x)), None
+    return *recurrence.chunk(arguments(x), columns=columns), None
 
 
 def takes_scan(x: Inputs) -> bool:
-    return _fits(x) and trusted("scan", scan, x)
+    rows = rows_for(*_size(x))
+    return _fits(x) and trusted("scan", lambda sample: scan(sample, rows), x, rows)
 
 
 def takes_chunk(x: Inputs) -> bool:
-    return _fits(x) and x.Z is None and trusted("chunk", chunk, x)
+    columns = columns_for(*_size(x))
+    return _fits(x) and x.Z is None and trusted("chunk", lambda sample: chunk(sample, columns), x, columns)
+
+
+def _size(x: Inputs) -> tuple[int, int, int]:
+    """K, V and all value heads of the batch."""
+    return x.q.shape[3], x.v.shape[3], x.batch * x.value_heads
 
 
 def _fits(x: Inputs) -> bool:

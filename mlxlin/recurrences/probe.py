@@ -33,8 +33,11 @@ TOLERANCE = {mx.float32: 1e-5, mx.float16: 1e-3, mx.bfloat16: 8e-3}
 Kernel = Callable[[Inputs], tuple[mx.array, mx.array, mx.array | None]]
 
 
-def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
-    """Whether `kernel` gives the definition's numbers for calls like `x`; checked once, then remembered."""
+def trusted(name: str, kernel: Kernel, x: Inputs, width: int) -> bool:
+    """Whether `kernel` gives the definition's numbers for calls like `x`; checked once, then remembered.
+
+    `width` is what else it was compiled for: rows per lane or columns per SIMD-group.
+    """
     key = "-".join(
         [
             name,
@@ -44,6 +47,7 @@ def trusted(name: str, kernel: Kernel, x: Inputs) -> bool:
             f"V{x.v.shape[3]}",
             f"x{x.value_heads // x.heads}",
             f"n{x.substeps}",
+            f"w{width}",
             str(x.v.dtype).rsplit(".", 1)[-1],
             *(["normalized"] if x.Z is not None else []),
         ]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from mlxlin.backend import mx
+from mlxlin.metal import recurrence
+from mlxlin.metal.kernels import Outputs
 from mlxlin.recurrences import kernels, paths, probe, run
 from mlxlin.recurrences.reference import scan, scan_float64
 from mlxlin.recurrences.rules import Inputs
@@ -65,11 +67,11 @@ def test_a_kernel_that_fails_its_check_is_reported_once_and_replaced(
     right = kernels.scan
     runs = []
 
-    def faulty(x: Inputs) -> kernels.Result:
+    def faulty(x: Inputs, rows: int | None = None) -> kernels.Result:
         runs.append(x)
         if fault == "raises":
             raise RuntimeError("Unable to build metal library from source")
-        y, S, Z = right(x)
+        y, S, Z = right(x, rows)
         return y * 1.001, S, Z
 
     monkeypatch.setattr(kernels, "scan", faulty)
@@ -93,6 +95,24 @@ def test_a_kernel_is_checked_once_for_calls_of_one_kind(monkeypatch: pytest.Monk
     call(Case("decay", T=4).inputs())
     assert len(checked) == 1
     assert probe._file().exists()
+
+
+@pytest.mark.parametrize(
+    ("T", "heads", "kind"),
+    [(3, 1, "scan<32, 4, 1,"), (3, 512, "scan<32, 4, 2,"), (33, 1, "chunk<32, 1,"), (33, 512, "chunk<32, 4,")],
+)
+def test_a_kernel_is_checked_as_wide_as_it_runs(T: int, heads: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many heads a SIMD-group takes more values at once, which is another kernel."""
+    kinds = []
+
+    def launch(name: str, files: Any, text: str, inputs: Any, outputs: Outputs, *_: Any) -> list[mx.array]:
+        kinds.extend([kind in text] if name in kind else [])
+        return [mx.zeros(shape, dtype) for shape, dtype in outputs.values()]
+
+    monkeypatch.setattr(recurrence, "launch", launch)
+    monkeypatch.setattr(probe, "complaint", lambda kernel, x: (kernel(x), "")[1])
+    call(Case("decay", T=T, H=heads, groups=1).inputs())
+    assert kinds == [True, True]  # when checked, and then
 
 
 def test_no_token_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

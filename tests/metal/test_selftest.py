@@ -12,6 +12,8 @@ from mlxlin.metal.mixer import FusedSpec
 from mlxlin.recurrences import RULES, kernels
 from mlxlin.recurrences.rules import Inputs
 
+from .test_decode import SPECS
+
 SMALL = ((32, 32, 2, mx.float32), (32, 64, 1, mx.bfloat16))
 
 
@@ -37,7 +39,9 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row for row in rows if not row.ok] == []
     assert {row.kernel for row in rows} == {
         "scan",
+        "scan, many heads",
         "chunk",
+        "chunk, many heads",
         "decode",
         "replay",
         "prefill",
@@ -47,6 +51,12 @@ def test_on_metal_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
         "gated_norm",
         "router_topk",
     }
+
+
+def test_replaying_slots_is_checked_for_both_states() -> None:
+    check = selftest._decode_replay_check("slots", SPECS["slots-conv"])
+    assert len(check.expected()) == 2
+    assert selftest._row(check).ok
 
 
 def test_wrong_and_failing_kernels_are_rows_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
