@@ -101,8 +101,8 @@ def machine_table() -> str:
         ["CPU products", blas + (f" ({backend['blas_note']})" if backend["blas_note"] else "")],
         ["mlxlin", mlxlin.__version__],
     ]
-    columns = ("path", "device", "decay", "tokens")
-    paths = [["recurrence path", "device", "decay per", "tokens"]]
+    columns = ("path", "device", "decay", "tokens", "heads")
+    paths = [["recurrence path", "device", "decay per", "tokens", "heads"]]
     paths += [[row[column] for column in columns] for row in mlxlin.recurrences.paths.table()]
     failures = [["not used here", ""]]
     failures += [[kernel, complaint] for kernel, complaint in mlxlin.recurrences.probe.failures().items()]

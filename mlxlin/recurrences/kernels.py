@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from mlxlin.backend import mx, on_metal
 from mlxlin.metal import recurrence
-from mlxlin.metal.recurrence import Arguments, columns_for, rows_for, supports
+from mlxlin.metal.recurrence import SIZES, VALUE_SIZES, Arguments, columns_for, rows_for, supports
 
 from .probe import trusted
 from .reference import NORMALIZER_EPS
 from .rules import DecayKind, Inputs
 
 Result = tuple[mx.array, mx.array, mx.array | None]
+HEADS = f"K {min(SIZES)} to {max(SIZES)}, V to {max(VALUE_SIZES)}"  # for people; `supports` knows exactly
 CHUNKED: tuple[DecayKind, ...] = ("none", "head", "channel")  # a decay of values comes apart into no products
 
 

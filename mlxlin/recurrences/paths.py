@@ -27,6 +27,7 @@ class Path:
         chunked: whether it heeds the chunk length.
         takes: whether a kernel can run the call, here and now; None for plain operations, which always can. A kernel
             sees lengths and sub-tokens as they came, plain operations get neutral padding and one sub-step per token.
+        heads: sizes that it takes, and what else it asks of a call, for people.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Path:
     run: Callable[[Inputs, int], Result]
     chunked: bool = True
     takes: Callable[[Inputs], bool] | None = None
+    heads: str = "any"
 
     def serves(self, x: Inputs) -> bool:
         least, most = self.tokens
@@ -56,8 +58,16 @@ def _chunk_kernels(x: Inputs, chunk: int) -> Result:
 
 # Where a few steps cost as much as one chunk of 16 was measured on the CPU; a channel decay makes a chunk dearer.
 PATHS = (
-    Path("chunk kernels", kernels.CHUNKED, (32, None), _chunk_kernels, chunked=False, takes=kernels.takes_chunk),
-    Path("scan kernel", DECAYS, (1, None), _scan_kernel, chunked=False, takes=kernels.takes_scan),
+    Path(
+        "chunk kernels",
+        kernels.CHUNKED,
+        (32, None),
+        _chunk_kernels,
+        chunked=False,
+        takes=kernels.takes_chunk,
+        heads=f"{kernels.HEADS}, no normaliser",
+    ),
+    Path("scan kernel", DECAYS, (1, None), _scan_kernel, chunked=False, takes=kernels.takes_scan, heads=kernels.HEADS),
     Path("step", ("none", "head"), (1, 4), _step, chunked=False),
     Path("step", ("channel", "value"), (1, 8), _step, chunked=False),
     Path("chunkwise", DECAYS, (1, None), chunkwise.run),
@@ -88,5 +98,6 @@ def table() -> list[dict[str, str]]:
             continue
         least, most = path.tokens
         tokens = f"{least} or more" if most is None else f"{least} to {most}"
-        rows.append({"path": path.name, "device": device, "decay": ", ".join(path.decays), "tokens": tokens})
+        decay = ", ".join(path.decays)
+        rows.append({"path": path.name, "device": device, "decay": decay, "tokens": tokens, "heads": path.heads})
     return rows

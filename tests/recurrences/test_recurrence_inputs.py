@@ -99,7 +99,13 @@ def test_no_state_is_a_zero_state(rule: str) -> None:
 def test_paths_can_be_printed() -> None:
     rows = paths.table()
     assert [row["path"] for row in rows if row["device"] == "any"] == [p.name for p in paths.PATHS if p.takes is None]
-    assert all(set(row) == {"path", "device", "decay", "tokens"} for row in rows)
+    assert all(set(row) == {"path", "device", "decay", "tokens", "heads"} for row in rows)
+
+
+def test_the_paths_of_a_mac_say_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "on_metal", lambda: True)
+    chunks, tokens, *_ = paths.table()
+    assert chunks["heads"] == "K 32 to 256, V to 512, no normaliser" and tokens["heads"] == "K 32 to 256, V to 512"
 
 
 @pytest.mark.parametrize("rule", RULE_NAMES)
