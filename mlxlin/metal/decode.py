@@ -55,7 +55,7 @@ def decode(spec: FusedSpec, x: Projected, *, tape: bool = False) -> Mixed:
         (32 * SIMD_GROUPS, 1, 1),
     )
     found = dict(zip(outputs, results, strict=True))
-    found_tape = _tape(spec, found) if tape else None
+    found_tape = _tape(found) if tape else None
     Z, memory, S_keys = (found.get(f"{name}_out") for name in ("Z", "memory", "S_keys"))
     return Mixed(found["y"], found["S_out"], Z, memory, found_tape, S_keys)
 
@@ -104,7 +104,7 @@ def _tape_outputs(spec: FusedSpec, B: int, T: int) -> Outputs:
     return outputs
 
 
-def _tape(spec: FusedSpec, found: Mapping[str, mx.array]) -> Tape:
+def _tape(found: Mapping[str, mx.array]) -> Tape:
     return Tape(**{name.removeprefix("tape_"): found[name] for name in _TAPE if name in found})
 
 

@@ -46,7 +46,6 @@ template <typename P> inline Matrix transposed_tile(P p, int ld) {
 inline void store(Matrix m, device float* p) { simdgroup_store(m, p, 8ul); }
 inline void store(Matrix, Absent) {}
 inline Matrix tile(Absent, int) { return zero(); }
-inline Matrix transposed_tile(Absent, int) { return zero(); }
 
 // Elements i and i + 1 of a vector
 template <typename P> inline Matrix pair_of(Row<P> x, int i) {

@@ -101,7 +101,7 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
         [B, H, T, e].
     """
     length, total = q.shape[2], keys.shape[2]
-    forced = _force_fused(q, keys, values, step.slots is not None or window is not None)
+    forced = _force_fused(q, values, step.slots is not None or window is not None)
     block = int(length) if forced else _block(q, total)
     outputs = []
     for start in range(0, length, block):
@@ -114,7 +114,7 @@ def attend(q: mx.array, keys: mx.array, values: mx.array, *, scale: float, windo
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
 
 
-def _force_fused(q: mx.array, keys: mx.array, values: mx.array, masked: bool) -> bool:
+def _force_fused(q: mx.array, values: mx.array, masked: bool) -> bool:
     """Whether to insist on a fused kernel that MLX would not choose by itself."""
     if q.shape[2] == 1 or not on_metal() or q.shape[3] in _FUSED_DIMS:
         return False
