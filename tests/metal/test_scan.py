@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mlxlin.backend import mx
 from mlxlin.metal.recurrence import scan
+from mlxlin.recurrences import RULES
 from mlxlin.recurrences.reference import NORMALIZER_EPS
 
 from .cases import Case, arguments, assert_equals_reference
@@ -42,3 +45,18 @@ def assert_scan_equals_reference(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_scan_equals_reference(case: Case) -> None:
     assert_scan_equals_reference(case)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_b33_a_sequence_has_the_bits_of_its_parts(rule: str) -> None:
+    whole = arguments(Case(rule, T=7, gates="mixed", substeps=2 if RULES[rule].substeps else 1).inputs())
+    y, S, _ = scan(whole)
+    names = [name for name in ("q", "k", "v", "g", "beta", "a", "b") if getattr(whole, name) is not None]
+    for split in (1, 4):
+        after, outputs = whole.S, []
+        for start, end in ((0, split), (split, 7)):
+            parts = {name: getattr(whole, name) for name in names}
+            parts = {name: z[:, start * z.shape[1] // 7 : end * z.shape[1] // 7] for name, z in parts.items()}
+            part, after, _ = scan(replace(whole, **parts, S=after))
+            outputs.append(part)
+        assert mx.array_equal(mx.concatenate(outputs, axis=1), y) and mx.array_equal(after, S)
