@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_a_kernel_is_checked_once_for_calls_of_one_kind(monkeypatch: pytest.Monk
     call(Case("decay", T=4).inputs())
     assert len(checked) == 1
     assert probe._file().exists()
+
+
+@pytest.mark.parametrize("part", ["version", "digest", "mx"])
+def test_a_verdict_is_of_one_machine_and_version_and_text(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Inputs] = []
+    monkeypatch.setattr(probe, "complaint", lambda kernel, x: (checked.append(x), "")[1])
+    call(Case("decay", T=2).inputs())
+    other = mock.Mock(device_info=lambda: {"device_name": "Apple M9"}) if part == "mx" else lambda *_: "other"
+    monkeypatch.setattr(probe, part, other)
+    probe._verdicts.cache_clear()  # another process
+    call(Case("decay", T=2).inputs())
+    assert len(checked) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Every head size with every rule through both recurrence kernels, with every feature map through decode and prefill.
 
-Run by `pytest -m full -n auto tests/metal`, in ten minutes on two cores.
+Run by `pytest -m full -n auto tests/metal`, in a quarter of an hour on two cores.
 The default tests cover the same features in pairs. Groups, dtypes and token counts turn with the sizes.
 """
 
