@@ -82,15 +82,17 @@ def test_ragged_attention_reads_only_real_keys(dtype: mx.Dtype) -> None:
     assert np.abs(found[1, :, :3] - expected[1, :, :3]).max() < tolerance
 
 
-@pytest.mark.parametrize("dim", [64, 192])
-def test_a_fused_kernel_is_only_insisted_on_where_there_is_one(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
+@pytest.mark.parametrize(("dim", "exists"), [(64, False), (192, False), (192, True), (256, True)])
+def test_a_fused_kernel_is_only_insisted_on_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, dim: int, exists: bool
+) -> None:
     """A GPU without a fused kernel for a head dim: asked once, then the scores are kept small instead."""
     asked: list[bool] = []
     attend = mx.fast.scaled_dot_product_attention
 
     def without_fused(*arrays: mx.array, force_fused: bool = False, **options: object) -> mx.array:
         asked.append(force_fused)
-        if force_fused:
+        if force_fused and not exists:
             raise ValueError("no fused kernel")
         return attend(*arrays, **options)
 
@@ -104,5 +106,6 @@ def test_a_fused_kernel_is_only_insisted_on_where_there_is_one(monkeypatch: pyte
     found = attention.attend(q, k, v, scale=0.3, window=None, step=step)
     seen = np.tril(np.ones((70, 70), dtype=bool))
     assert np.abs(np.array(found) - plain_attention(*(np.array(a) for a in (q, k, v)), seen)).max() < 1e-5
-    assert asked == ([False] if dim == 64 else [True, False, False, False])
+    # once to know, and then for all queries at once
+    assert asked == ([False] if dim == 64 else [True, True] if exists else [True, False, False, False])
     attention._fused_exists.cache_clear()
